@@ -1,0 +1,121 @@
+"""The exceptions of decodekit: one tree, each with its data and the fix in the message.
+
+::
+
+    DecodekitError
+    ├── ConfigError (ValueError)        a setting is wrong: unknown name, mistyped key, bad value
+    ├── ModelSupportError (ValueError)  a model cannot be decoded this way, and why
+    ├── CheckpointError (OSError)       a model's files cannot be found, fetched or read
+    ├── BackendError (RuntimeError)     an attention backend is missing or refuses an input
+    ├── GenerationError (RuntimeError)  a request failed: empty prompt, too long, NaN logits
+    │   └── TreeError (ValueError)      a token tree or a proposal is malformed
+    └── PluginError (RuntimeError)      a plugin is broken or clashes with another
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BackendError",
+    "CheckpointError",
+    "ConfigError",
+    "DecodekitError",
+    "GenerationError",
+    "ModelSupportError",
+    "PluginError",
+    "TreeError",
+    "nearest",
+]
+
+
+class DecodekitError(Exception):
+    """Base of every error that decodekit raises on purpose; its text is one line."""
+
+
+class ConfigError(DecodekitError, ValueError):
+    """A setting is wrong.
+
+    Attributes:
+        key: The dotted name of the setting, for example ``strategy.window_size``.
+        value: The value that was refused, or None if the key itself is unknown.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, value: object = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.value = value
+
+
+class ModelSupportError(DecodekitError, ValueError):
+    """A model has something that the chosen adapter or backend cannot decode exactly.
+
+    Attributes:
+        reason: What it is, without the names of the model and the adapter.
+    """
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+
+class CheckpointError(DecodekitError, OSError):
+    """A model's files are missing, incomplete, or cannot be fetched.
+
+    Attributes:
+        model: The model's name as the caller gave it.
+    """
+
+    def __init__(self, message: str, *, model: str | None = None) -> None:
+        super().__init__(message)
+        self.model = model
+
+
+class BackendError(DecodekitError, RuntimeError):
+    """An attention backend is not available, or an input is outside what it supports.
+
+    Attributes:
+        backend: The backend's registered name.
+    """
+
+    def __init__(self, message: str, *, backend: str | None = None) -> None:
+        super().__init__(message)
+        self.backend = backend
+
+
+class GenerationError(DecodekitError, RuntimeError):
+    """A request cannot be started or continued.
+
+    Attributes:
+        step: The index of the failed step, from 0, or None if no step was run.
+    """
+
+    def __init__(self, message: str, *, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class TreeError(GenerationError, ValueError):
+    """A token tree is malformed, or a proposal is larger than its budget."""
+
+
+class PluginError(DecodekitError, RuntimeError):
+    """A plugin cannot be loaded, or two plugins claim one name.
+
+    Attributes:
+        plugins: The names of the plugins involved.
+    """
+
+    def __init__(self, message: str, *, plugins: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.plugins = plugins
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """Say which of ``options`` was probably meant by ``word``, as the end of an error message."""
+    choices = sorted(options)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"choose one of: {', '.join(choices)}" if choices else "there are none"

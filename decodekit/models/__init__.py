@@ -1,0 +1,1 @@
+"""Where models come from: directories, the hub and its cache, and packages that carry weights."""
