@@ -1,0 +1,56 @@
+"""decodekit: draft-free parallel decoding. The same text as token by token, in fewer steps."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from decodekit.errors import DecodekitError
+
+if TYPE_CHECKING:
+    from decodekit.config import DecoderConfig
+    from decodekit.decoder import Decoder, GenerationStream
+    from decodekit.hookspecs import hookimpl
+    from decodekit.registry import Component
+    from decodekit.result import GenerationResult, GenerationStats, TextChunk
+    from decodekit.tree import TokenTree
+
+__version__ = "0.1.0"
+
+# Loaded when first used: `import decodekit` must stay quick and import neither Hydra nor
+# transformers.
+_LAZY = {
+    "Component": "decodekit.registry",
+    "Decoder": "decodekit.decoder",
+    "DecoderConfig": "decodekit.config",
+    "GenerationResult": "decodekit.result",
+    "GenerationStats": "decodekit.result",
+    "GenerationStream": "decodekit.decoder",
+    "TextChunk": "decodekit.result",
+    "TokenTree": "decodekit.tree",
+    "hookimpl": "decodekit.hookspecs",
+}
+
+__all__ = [
+    "Component",
+    "Decoder",
+    "DecoderConfig",
+    "DecodekitError",
+    "GenerationResult",
+    "GenerationStats",
+    "GenerationStream",
+    "TextChunk",
+    "TokenTree",
+    "__version__",
+    "hookimpl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

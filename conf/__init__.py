@@ -1,0 +1,1 @@
+"""The settings files of decodekit, installed as the package ``decodekit.conf``."""

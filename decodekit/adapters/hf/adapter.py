@@ -1,0 +1,108 @@
+"""Token trees on ``transformers`` causal language models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decodekit.adapters.hf.attention import StepAttention, attention_of
+from decodekit.adapters.hf.cache import HFCache
+from decodekit.adapters.hf.support import check_support
+from decodekit.errors import GenerationError
+from decodekit.interfaces import AttentionBackend, KVCache
+from decodekit.plan import StepPlan
+
+__all__ = ["HFAdapter"]
+
+
+class HFAdapter:
+    """Runs steps on a loaded model; the model itself is left as it was.
+
+    Args:
+        model: A decoder-only model with a language-modelling head, in evaluation mode.
+        backend: The attention kernel.
+
+    Raises:
+        ModelSupportError: The model cannot be decoded exactly, with the reason.
+    """
+
+    def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
+        check_support(model)
+        self.model = model
+        self.backend = backend
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits of a row."""
+        return int(self.model.config.vocab_size)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the model was made for, or None if its configuration names no limit."""
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a text: all of the generation config, else the model config's."""
+        for config in (getattr(self.model, "generation_config", None), self.model.config):
+            ids = getattr(config, "eos_token_id", None)
+            if ids is not None:
+                return frozenset([ids] if isinstance(ids, int) else ids)
+        return frozenset()
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        return self.model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
+
+    def new_cache(self, *, batch: int, capacity: int) -> HFCache:
+        """Return an empty cache for ``batch`` sequences of at most ``capacity`` rows each."""
+        layers = int(self.model.config.num_hidden_layers)
+        return HFCache(layers=layers, batch=batch, capacity=capacity)
+
+    @torch.inference_mode()
+    def forward(self, plans: Sequence[StepPlan], cache: KVCache) -> list[Tensor]:
+        """Run one step of B sequences in one pass; see ``ModelAdapter.forward``."""
+        if not isinstance(cache, HFCache):
+            raise GenerationError(f"the 'hf' adapter cannot use a {type(cache).__name__}")
+        if tuple(plan.prefix for plan in plans) != cache.lengths:
+            raise GenerationError(
+                f"plans for prefixes {[plan.prefix for plan in plans]} do not fit a cache that "
+                f"holds {list(cache.lengths)} rows"
+            )
+        rows = max(plan.rows for plan in plans)
+        cache.require(rows)
+        tokens = [_padded(plan.tokens, rows) for plan in plans]
+        positions = [_padded(plan.positions, rows) for plan in plans]
+        # The head runs on the rows after which a token is needed: the anchor's and the nodes'.
+        head_rows = rows - min(plan.anchor_row for plan in plans)
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor(tokens, device=self.device),
+            "position_ids": torch.tensor(positions, device=self.device),
+            # A 4-D mask is passed through untouched; the real one is in the step's attention.
+            "attention_mask": torch.ones((1, 1, 1, 1), device=self.device),
+            "decodekit_step": StepAttention(self.backend, [plan.mask() for plan in plans]),
+            "logits_to_keep": head_rows,
+            "use_cache": True,
+            self._cache_argument: cache,
+        }
+        with attention_of(self.model):
+            logits: Tensor = self.model(**inputs).logits
+        first = rows - head_rows
+        return [
+            logits[index, plan.anchor_row - first : plan.rows - first]
+            for index, plan in enumerate(plans)
+        ]
+
+
+def _padded(values: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """Return ``values`` with its last value repeated up to ``length``: a valid token or position."""
+    return values + values[-1:] * (length - len(values))

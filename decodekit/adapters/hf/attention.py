@@ -1,0 +1,120 @@
+"""The door through which a ``transformers`` model calls our attention backends.
+
+``transformers`` looks its attention function up by name and hands extra keyword arguments of
+``model.forward`` on to it. So the step's backend and masks travel with the call, never through a
+global, and the model's files stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from decodekit.errors import BackendError
+from decodekit.interfaces import AttentionBackend
+from decodekit.mask import TreeMask
+
+__all__ = ["NAME", "StepAttention", "attention_of"]
+
+NAME = "decodekit"
+"""The name of our attention function in ``transformers``' registry."""
+
+_UNSUPPORTED = ("position_bias", "alibi", "head_mask")
+
+
+class StepAttention:
+    """The masks of one step, lowered at most once per window size and device.
+
+    Args:
+        backend: The kernel.
+        masks: One mask per sequence.
+    """
+
+    def __init__(self, backend: AttentionBackend, masks: list[TreeMask]) -> None:
+        self.backend = backend
+        self.masks = masks
+        self._lowered: dict[tuple[int | None, torch.dtype, torch.device], Any] = {}
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Return the attention output [B, R, H, D] of one layer."""
+        form = (window, query.dtype, query.device)
+        if form not in self._lowered:
+            self._lowered[form] = self.backend.lower(
+                self.masks, window=window, dtype=query.dtype, device=query.device
+            )
+        return self.backend.attend(
+            query, key, value, self._lowered[form], scale=scale, softcap=softcap, sinks=sinks
+        )
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    decodekit_step: StepAttention | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that ``transformers`` calls once per layer."""
+    if decodekit_step is None:
+        # Somebody else runs the model while one of our steps is under way in another thread.
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return result
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise BackendError(
+                f"the model passes {name!r} to attention, which no backend supports",
+                backend=decodekit_step.backend.name,
+            )
+    output = decodekit_step.attend(
+        query,
+        key,
+        value,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return output, None
+
+
+# Both registries, or transformers would take the mask for None and ignore it.
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+@contextmanager
+def attention_of(model: PreTrainedModel) -> Iterator[None]:
+    """Make ``model`` call our attention function inside the block, and its own again after it."""
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

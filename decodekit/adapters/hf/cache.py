@@ -1,0 +1,162 @@
+"""A key-value cache for ``transformers`` models: preallocated, rows written and kept in place.
+
+``transformers``' own dynamic cache concatenates every layer at every step and can only be cropped.
+Here a forward pass writes its rows behind the committed ones, attention reads views, and ``commit``
+moves the accepted rows of all layers with one gather.
+
+Shapes: L layers, B batch, K kv heads, C capacity, D head dim, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from decodekit.errors import GenerationError
+
+__all__ = ["HFCache"]
+
+
+class _Slab:
+    """The keys or values of all layers of one shape, [L, B, K, C, D], in one allocation."""
+
+    def __init__(self, layers: int, capacity: int, states: Tensor) -> None:
+        batch, heads, _, dim = states.shape
+        # Zeros, not empty: padded rows of a ragged batch are masked, but 0 * NaN would be NaN.
+        self.data = states.new_zeros((layers, batch, heads, capacity, dim))
+
+    def fits(self, states: Tensor) -> bool:
+        """Return whether ``states`` [B, K, R, D] belong to a layer of this slab."""
+        layers, batch, heads, _, dim = self.data.shape
+        return (
+            states.shape[:2] == (batch, heads)
+            and states.shape[3] == dim
+            and states.dtype == self.data.dtype
+            and states.device == self.data.device
+        )
+
+
+class _Layer(CacheLayerMixin):
+    """One layer's view of the slabs, in the form that ``transformers`` models call."""
+
+    is_sliding = False  # windows are the mask's business: every row is kept
+    is_croppable = False
+
+    def __init__(self, cache: HFCache, index: int) -> None:
+        super().__init__()
+        self._cache = cache
+        self._index = index
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take this layer's share of the slabs; the first forward pass tells the shapes."""
+        self.keys = self._cache.allocate("keys", self._index, key_states)
+        self.values = self._cache.allocate("values", self._index, value_states)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the rows [B, K, R, D] behind the committed ones; return all rows so far."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        rows = key_states.shape[2]
+        lengths = self._cache.lengths
+        for index, length in enumerate(lengths):
+            self.keys[index, :, length : length + rows] = key_states[index]
+            self.values[index, :, length : length + rows] = value_states[index]
+        end = max(lengths) + rows
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys that a pass of ``query_length`` rows sees, and their offset."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the number of committed rows of the longest sequence."""
+        return max(self._cache.lengths)
+
+    def get_max_length(self) -> int:
+        """Return the capacity in rows."""
+        return self._cache.capacity
+
+
+class HFCache(Cache):
+    """The ``KVCache`` of the ``hf`` adapter, which is also a ``transformers`` cache.
+
+    Args:
+        layers: L, the model's number of layers.
+        batch: B, the number of sequences.
+        capacity: C, rows per sequence, scratch rows included. Memory is taken at the first pass.
+    """
+
+    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
+        super().__init__(layers=[_Layer(self, index) for index in range(layers)])
+        self._capacity = capacity
+        self._lengths = [0] * batch
+        self._slabs: dict[str, list[_Slab]] = {"keys": [], "values": []}
+
+    @property
+    def capacity(self) -> int:
+        """Rows per sequence that there is room for, scratch rows included."""
+        return self._capacity
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Committed rows of each sequence, length B."""
+        return tuple(self._lengths)
+
+    def allocate(self, kind: str, layer: int, states: Tensor) -> Tensor:
+        """Return the storage [B, K, C, D] of ``layer``, shaped and placed like ``states``.
+
+        Raises:
+            GenerationError: There is not enough memory; the cache is empty as before.
+        """
+        slabs = self._slabs[kind]
+        for slab in slabs:
+            if slab.fits(states):
+                return slab.data[layer]
+        try:
+            slabs.append(_Slab(len(self.layers), self._capacity, states))
+        except (RuntimeError, MemoryError) as error:
+            raise GenerationError(
+                f"no memory for a cache of {self._capacity} rows; "
+                "lower max_new_tokens or shorten the prompt"
+            ) from error
+        return slabs[-1].data[layer]
+
+    def require(self, rows: int) -> None:
+        """Check that a pass of ``rows`` rows fits behind every sequence.
+
+        Raises:
+            GenerationError: It does not.
+        """
+        if max(self._lengths) + rows > self._capacity:
+            raise GenerationError(
+                f"{rows} rows do not fit behind {max(self._lengths)} in a cache of "
+                f"{self._capacity} rows"
+            )
+
+    @torch.inference_mode()
+    def commit(self, rows: Sequence[Sequence[int]]) -> None:
+        """Keep, for each sequence, these rows of the last pass, in this order; drop the rest."""
+        for index, keep in enumerate(rows):
+            start = self._lengths[index]
+            # A leading run is in place already; only what follows a gap has to move.
+            still = next((i for i, row in enumerate(keep) if row != i), len(keep))
+            moved = keep[still:]
+            if moved:
+                for slab in (*self._slabs["keys"], *self._slabs["values"]):
+                    data = slab.data[:, index]
+                    source = torch.tensor([start + row for row in moved], device=data.device)
+                    # index_select copies, so overlapping rows are safe in any order.
+                    data[:, :, start + still : start + len(keep)] = data.index_select(2, source)
+            self._lengths[index] = start + len(keep)
+
+    def reset(self) -> None:
+        """Forget every row; the memory stays."""
+        self._lengths = [0] * len(self._lengths)

@@ -1,0 +1,1 @@
+"""Attention kernels, one file each: how a ``TreeMask`` is lowered and attended with."""

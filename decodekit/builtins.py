@@ -1,0 +1,112 @@
+"""The components that come with decodekit, registered through the plugin hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from decodekit.hookspecs import hookimpl
+from decodekit.interfaces import AttentionBackend, ModelAdapter
+from decodekit.pool import RecentNGramPool, RecentPoolConfig
+from decodekit.registry import Component
+from decodekit.strategies.autoregressive import Autoregressive, AutoregressiveConfig
+from decodekit.strategies.jacobi import Jacobi, JacobiConfig
+from decodekit.strategies.lookahead import Lookahead, LookaheadConfig
+from decodekit.strategies.prompt_lookup import PromptLookup, PromptLookupConfig
+from decodekit.verify import ExactMatchVerifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["EagerConfig", "ExactMatchConfig", "HFConfig", "SDPAConfig"]
+
+
+@dataclass(kw_only=True)
+class EagerConfig:
+    """Settings of ``backend=eager``: there are none."""
+
+    name: str = "eager"
+
+
+@dataclass(kw_only=True)
+class SDPAConfig:
+    """Settings of ``backend=sdpa``: there are none."""
+
+    name: str = "sdpa"
+
+
+@dataclass(kw_only=True)
+class HFConfig:
+    """Settings of ``adapter=hf``: there are none."""
+
+    name: str = "hf"
+
+
+@dataclass(kw_only=True)
+class ExactMatchConfig:
+    """Settings of ``verifier=exact_match``: there are none."""
+
+    name: str = "exact_match"
+
+
+def _eager(config: EagerConfig) -> AttentionBackend:
+    from decodekit.backends.eager import EagerBackend
+
+    return EagerBackend()
+
+
+def _sdpa(config: SDPAConfig) -> AttentionBackend:
+    from decodekit.backends.sdpa import SDPABackend
+
+    return SDPABackend()
+
+
+def _hf(config: HFConfig, model: PreTrainedModel, backend: AttentionBackend) -> ModelAdapter:
+    # Imported here: transformers takes seconds, and `import decodekit` must not.
+    from decodekit.adapters.hf import HFAdapter
+
+    return HFAdapter(model, backend)
+
+
+def _recent(config: RecentPoolConfig) -> RecentNGramPool:
+    return RecentNGramPool(per_key=config.per_key, max_keys=config.max_keys)
+
+
+def _plain(strategy: type) -> Any:
+    """Return the builder of a strategy that needs no pool."""
+    return lambda config, make_pool: strategy(config)
+
+
+@hookimpl
+def decodekit_register_strategies() -> list[Component]:
+    """Return the four strategies."""
+    return [
+        Component("autoregressive", AutoregressiveConfig, _plain(Autoregressive)),
+        Component("jacobi", JacobiConfig, _plain(Jacobi)),
+        Component("lookahead", LookaheadConfig, Lookahead),
+        Component("prompt_lookup", PromptLookupConfig, _plain(PromptLookup)),
+    ]
+
+
+@hookimpl
+def decodekit_register_pools() -> list[Component]:
+    """Return the one pool."""
+    return [Component("recent", RecentPoolConfig, _recent)]
+
+
+@hookimpl
+def decodekit_register_backends() -> list[Component]:
+    """Return the backends that need no package but torch."""
+    return [Component("eager", EagerConfig, _eager), Component("sdpa", SDPAConfig, _sdpa)]
+
+
+@hookimpl
+def decodekit_register_adapters() -> list[Component]:
+    """Return the adapter for transformers models."""
+    return [Component("hf", HFConfig, _hf)]
+
+
+@hookimpl
+def decodekit_register_verifiers() -> list[Component]:
+    """Return the verifier for deterministic drafts."""
+    return [Component("exact_match", ExactMatchConfig, lambda config: ExactMatchVerifier())]

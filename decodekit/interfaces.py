@@ -1,0 +1,305 @@
+"""The interfaces of decodekit: all that a plugin author has to read.
+
+A decoding step is: a ``Proposer`` guesses a token tree, a ``ModelAdapter`` runs it in one forward
+pass (with an ``AttentionBackend`` under it), a ``Verifier`` walks it, and the proposer observes what
+came of it. Anything with the right methods fits; nothing has to be subclassed.
+
+Shapes: B batch, H query heads, K kv heads, D head dim, R rows, P prefix, S = P + R, T nodes,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+import torch
+
+from decodekit.mask import TreeMask
+from decodekit.plan import StepPlan
+from decodekit.tree import EMPTY_TREE, TokenTree
+
+__all__ = [
+    "Acceptance",
+    "AttentionBackend",
+    "Budget",
+    "KVCache",
+    "MaskBuilder",
+    "ModelAdapter",
+    "NGramPool",
+    "Proposal",
+    "Proposer",
+    "StepOutcome",
+    "Strategy",
+    "TargetTokens",
+    "Verifier",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How large a proposal may be in this step.
+
+    Attributes:
+        nodes: Most nodes that the cache has room for.
+        depth: Deepest node whose position the model has; a deeper one is an error.
+        tokens: New tokens that may still be emitted, 1 or more, the bonus included. Nodes deeper
+            than ``tokens - 1`` cannot be accepted; they are allowed but only cost time.
+    """
+
+    nodes: int
+    depth: int
+    tokens: int
+
+    @property
+    def useful_depth(self) -> int:
+        """Deepest node that can still be accepted."""
+        return min(self.depth, self.tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a proposer guesses for one step.
+
+    Attributes:
+        tree: The guessed tokens below the anchor.
+        draft_probs: For drafts that are drawn from a distribution, its probabilities [T, V];
+            None for guesses that are certain of themselves (point masses).
+    """
+
+    tree: TokenTree = EMPTY_TREE
+    draft_probs: Tensor | None = None
+
+
+class TargetTokens(Protocol):
+    """The token that the target model puts after each row of a step, chosen when asked for.
+
+    Under greedy decoding it is the argmax, under sampling the draw for that row's position; either
+    way it depends on the row's path alone, never on the strategy.
+    """
+
+    def after(self, node: int) -> int:
+        """Return the model's token after ``node``, or after the anchor for ``ROOT``."""
+        ...
+
+    def after_many(self, nodes: Sequence[int]) -> list[int]:
+        """Return the model's token after each of ``nodes``, in one go."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """The part of a proposal that the model agrees with.
+
+    Attributes:
+        path: The accepted nodes, from the anchor's child down; may be empty.
+        tokens: The accepted tokens and then the bonus token, length ``len(path) + 1``: every step
+            emits at least one token.
+    """
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a proposer learns from a step that has been run and committed.
+
+    Attributes:
+        plan: The step as it was run.
+        proposal: The proposal that this proposer made.
+        target: The model's token after any node of the proposal.
+        accepted: The nodes that were committed, after all stop rules.
+        tokens: The tokens that were emitted, after all stop rules: those of ``accepted`` and, if
+            nothing cut the run, the bonus.
+        committed: Every committed token so far, the prompt's first; shared, not to be changed.
+    """
+
+    plan: StepPlan
+    proposal: Proposal
+    target: TargetTokens
+    accepted: tuple[int, ...]
+    tokens: tuple[int, ...]
+    committed: Sequence[int]
+
+
+@runtime_checkable
+class Proposer(Protocol):
+    """Guesses what comes next. One proposer serves one sequence and is then thrown away."""
+
+    def propose(self, committed: Sequence[int], budget: Budget) -> Proposal:
+        """Return a proposal within ``budget``.
+
+        Args:
+            committed: Every committed token, the prompt's first; the last is the anchor. Shared,
+                not to be changed.
+            budget: The largest tree that may be returned.
+        """
+        ...
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from the step that the last proposal led to."""
+        ...
+
+
+class Strategy(Protocol):
+    """A configured way to guess: makes a fresh proposer for every sequence."""
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of its largest proposal; the cache keeps as many scratch rows."""
+        ...
+
+    def new_proposer(self) -> Proposer:
+        """Return a proposer for one sequence."""
+        ...
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """Decides which part of a proposal the model would have said itself."""
+
+    def verify(self, proposal: Proposal, target: TargetTokens) -> Acceptance:
+        """Return the accepted path and the run of tokens it yields."""
+        ...
+
+
+@runtime_checkable
+class NGramPool(Protocol):
+    """A bounded memory of which runs of tokens followed which token."""
+
+    def insert(self, key: int, continuation: Sequence[int]) -> None:
+        """Remember that ``continuation`` followed ``key``."""
+        ...
+
+    def lookup(self, key: int) -> list[tuple[int, ...]]:
+        """Return the continuations of ``key``, best first."""
+        ...
+
+
+@runtime_checkable
+class MaskBuilder(Protocol):
+    """Turns mask descriptions into what a kernel takes, once per step."""
+
+    def lower(
+        self,
+        masks: Sequence[TreeMask],
+        *,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Any:
+        """Return the kernel's form of the masks of B sequences.
+
+        Args:
+            masks: One mask per sequence.
+            window: The sliding window of the layers it is for; None for full attention.
+            dtype: The dtype of queries and keys.
+            device: Their device.
+        """
+        ...
+
+
+@runtime_checkable
+class AttentionBackend(MaskBuilder, Protocol):
+    """One attention kernel: lowers the masks of a step once, attends once per layer."""
+
+    @property
+    def name(self) -> str:
+        """The name that it is registered under."""
+        ...
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lowered: Any,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Return the attention output [B, R, H, D].
+
+        Args:
+            query: [B, H, R, D].
+            key: [B, K, S, D], the prefix's rows first; H is a multiple of K.
+            value: [B, K, S, D].
+            lowered: What ``lower`` returned for this step and this layer's window.
+            scale: Factor on the scores.
+            softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask.
+            sinks: [H], one further score per head that takes part in the softmax and adds nothing.
+
+        Raises:
+            BackendError: The backend does not support ``softcap`` or ``sinks``.
+        """
+        ...
+
+
+class KVCache(Protocol):
+    """The keys and values of the committed tokens of B sequences.
+
+    A forward pass writes its rows behind the committed ones; ``commit`` keeps some of them.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Rows per sequence that there is room for, scratch rows included."""
+        ...
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Committed rows of each sequence, length B."""
+        ...
+
+    def commit(self, rows: Sequence[Sequence[int]]) -> None:
+        """Keep, for each sequence, these rows of the last forward pass, in this order.
+
+        Row 0 is the first row of the step's plan. Rows that are not named are lost.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget every row; the memory stays."""
+        ...
+
+
+@runtime_checkable
+class ModelAdapter(Protocol):
+    """A causal language model, seen as: token trees in, logits out."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits of a row."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the model has, or None if there is no limit."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a text, from the model's own configuration."""
+        ...
+
+    def new_cache(self, *, batch: int, capacity: int) -> KVCache:
+        """Return an empty cache for ``batch`` sequences of at most ``capacity`` rows each."""
+        ...
+
+    def forward(self, plans: Sequence[StepPlan], cache: KVCache) -> list[Tensor]:
+        """Run one step of B sequences in one forward pass.
+
+        Args:
+            plans: One plan per sequence; ``plans[b].prefix`` is ``cache.lengths[b]``.
+            cache: A cache that this adapter made. The pass writes its rows behind the committed
+                ones and commits none.
+
+        Returns:
+            Per sequence the logits [1 + T, V] in the model's dtype: entry 0 after the anchor,
+            entry ``node + 1`` after a node.
+        """
+        ...

@@ -1,0 +1,61 @@
+"""Finding plugins and filling the registry from their hooks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pluggy
+
+from decodekit import builtins, hookspecs
+from decodekit.errors import PluginError
+from decodekit.registry import Kind, Registry
+
+__all__ = ["ENTRY_POINT_GROUP", "build_registry", "registry"]
+
+ENTRY_POINT_GROUP = "decodekit"
+
+_HOOKS: dict[Kind, str] = {
+    "strategy": "decodekit_register_strategies",
+    "pool": "decodekit_register_pools",
+    "backend": "decodekit_register_backends",
+    "adapter": "decodekit_register_adapters",
+    "verifier": "decodekit_register_verifiers",
+}
+
+
+def build_registry(manager: pluggy.PluginManager) -> Registry:
+    """Return a registry with what every plugin of ``manager`` brings.
+
+    Raises:
+        PluginError: A hook fails, or two plugins register one name.
+    """
+    registry = Registry()
+    for kind, hook in _HOOKS.items():
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            name = implementation.plugin_name
+            try:
+                components = implementation.function()
+            except Exception as error:
+                raise PluginError(
+                    f"plugin {name!r} failed in {hook}: {error}", plugins=(name,)
+                ) from error
+            registry.add(kind, components, plugin=name)
+    return registry
+
+
+@lru_cache(maxsize=1)
+def registry() -> Registry:
+    """Return the registry of this process: built-ins, then the installed plugins.
+
+    Raises:
+        PluginError: A plugin cannot be imported, or its hooks fail or clash.
+    """
+    manager = pluggy.PluginManager("decodekit")
+    manager.add_hookspecs(hookspecs)
+    manager.register(builtins, name="decodekit")
+    try:
+        manager.load_setuptools_entrypoints(ENTRY_POINT_GROUP)
+        manager.check_pending()
+    except Exception as error:
+        raise PluginError(f"an installed plugin cannot be loaded: {error}") from error
+    return build_registry(manager)

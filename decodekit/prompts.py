@@ -1,0 +1,78 @@
+"""From what a caller calls a prompt to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from decodekit.errors import GenerationError
+
+__all__ = ["Prompt", "encode_prompt"]
+
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]] | Any"
+"""Text, token ids (a sequence, or a tensor of one prompt), or chat messages
+(``[{"role": "user", "content": "..."}]``)."""
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Args:
+        prompt: Text, token ids or chat messages.
+        tokenizer: A ``transformers`` tokenizer; None if there is none and ids are given.
+        chat: Whether text is wrapped in the chat template as one message of the user.
+        vocab_size: V; ids must be below it.
+
+    Raises:
+        GenerationError: The prompt is empty, an id is out of range, or there is no tokenizer or
+            no chat template for what was given.
+    """
+    if isinstance(prompt, str):
+        ids = _encode_text(prompt, tokenizer, chat=chat)
+    else:
+        items = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+        if len(items) == 1 and isinstance(items[0], list):
+            items = items[0]  # a batch of one, as tokenizers return it
+        if items and all(isinstance(item, Mapping) for item in items):
+            ids = _apply_template(items, tokenizer)
+        else:
+            ids = _check_ids(items, vocab_size)
+    if not ids:
+        raise GenerationError("the prompt is empty; give some text or at least one token id")
+    return ids
+
+
+def _encode_text(text: str, tokenizer: Any, *, chat: bool) -> list[int]:
+    if tokenizer is None:
+        raise GenerationError("a text prompt needs a tokenizer; give token ids or a tokenizer")
+    if chat:
+        if not text.strip():
+            raise GenerationError("the prompt is empty; give some text")
+        return _apply_template([{"role": "user", "content": text}], tokenizer)
+    ids: list[int] = tokenizer(text)["input_ids"]
+    return ids
+
+
+def _apply_template(messages: list[Any], tokenizer: Any) -> list[int]:
+    if tokenizer is None or getattr(tokenizer, "chat_template", None) is None:
+        raise GenerationError(
+            "the model has no chat template; give the prompt as text with chat=false"
+        )
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:
+        raise GenerationError(f"the chat template refuses the messages: {error}") from error
+    # The template writes the special tokens itself.
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _check_ids(items: list[Any], vocab_size: int) -> list[int]:
+    for item in items:
+        if not isinstance(item, int) or isinstance(item, bool):
+            raise GenerationError(
+                f"a prompt is text, token ids or chat messages; it holds {item!r:.80}"
+            )
+        if not 0 <= item < vocab_size:
+            raise GenerationError(f"token id {item} is outside the vocabulary, 0 .. {vocab_size - 1}")
+    return list(items)

@@ -1,0 +1,78 @@
+"""What is installed: the components of every kind, by name, each with the plugin it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from decodekit.errors import ConfigError, PluginError, nearest
+
+__all__ = ["KINDS", "Component", "Kind", "Registry"]
+
+Kind = Literal["strategy", "pool", "backend", "adapter", "verifier"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One thing that can be chosen by name.
+
+    Attributes:
+        name: What a user writes, for example ``lookahead`` in ``strategy=lookahead``.
+        config: A keyword-only dataclass of its settings with a field ``name``; it is the Hydra
+            schema and the first argument of ``build``.
+        build: Makes the component. Called as
+
+            * strategy: ``build(config, make_pool)``, a ``Strategy``; ``make_pool(name, per_key=...,
+              max_keys=...)`` returns an ``NGramPool``
+            * pool: ``build(config)``, an ``NGramPool``
+            * backend: ``build(config)``, an ``AttentionBackend``
+            * adapter: ``build(config, model, backend)``, a ``ModelAdapter``
+            * verifier: ``build(config)``, a ``Verifier``
+        plugin: The plugin that registered it; filled in at registration.
+    """
+
+    name: str
+    config: type
+    build: Callable[..., Any]
+    plugin: str = ""
+
+
+class Registry:
+    """Components by kind and name."""
+
+    def __init__(self) -> None:
+        self._components: dict[Kind, dict[str, Component]] = {kind: {} for kind in KINDS}
+
+    def add(self, kind: Kind, components: Iterable[Component], *, plugin: str) -> None:
+        """Register what ``plugin`` brings.
+
+        Raises:
+            PluginError: Another plugin has registered the name already.
+        """
+        for component in components:
+            known = self._components[kind].get(component.name)
+            if known is not None:
+                raise PluginError(
+                    f"plugins {known.plugin!r} and {plugin!r} both register the {kind} "
+                    f"{component.name!r}; uninstall one of them",
+                    plugins=(known.plugin, plugin),
+                )
+            self._components[kind][component.name] = replace(component, plugin=plugin)
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """Return the registered names of a kind, sorted."""
+        return tuple(sorted(self._components[kind]))
+
+    def get(self, kind: Kind, name: str) -> Component:
+        """Return a component.
+
+        Raises:
+            ConfigError: There is none of that name; the message has the nearest one.
+        """
+        try:
+            return self._components[kind][name]
+        except KeyError:
+            hint = nearest(name, self.names(kind))
+            raise ConfigError(f"unknown {kind} {name!r}: {hint}", key=kind, value=name) from None

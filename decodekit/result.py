@@ -1,0 +1,80 @@
+"""What a request returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodekit.stopping import FinishReason
+
+__all__ = ["GenerationResult", "GenerationStats", "TextChunk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStats:
+    """How a request went.
+
+    Attributes:
+        steps: Decoding steps; each is one forward pass, after a prompt longer than
+            ``prefill_chunk`` has been run in passes of its own.
+        tokens: New tokens.
+        nodes: Guessed tokens that were run, in all steps.
+        seconds: Wall time, from the call to the last token.
+        time_to_first_token: Wall time in seconds, from the call to the first token; 0 if there is
+            none.
+    """
+
+    steps: int
+    tokens: int
+    nodes: int
+    seconds: float
+    time_to_first_token: float
+
+    @property
+    def tokens_per_step(self) -> float:
+        """New tokens per step: the step compression ratio S of Fu et al. (2024)."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def rows_per_step(self) -> float:
+        """Mean rows of a step: the anchor and the guessed nodes, without the prompt."""
+        return 1 + self.nodes / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens per second of wall time, prefill included."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextChunk:
+    """One accepted run of a stream.
+
+    Attributes:
+        text: The text that became certain with this run; may be empty while a character is
+            incomplete or a stop string may be under way. All texts joined are the result's text.
+        tokens: The run's token ids.
+        finish_reason: Why the text ends with this run; None if it goes on.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """A finished request.
+
+    Attributes:
+        text: The new text, without special tokens and cut before a stop string.
+        tokens: The new token ids, up to and including the one that ended the text.
+        finish_reason: Why the text ended.
+        stats: How it went.
+        prompt_tokens: The token ids that were continued.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    stats: GenerationStats
+    prompt_tokens: list[int]

@@ -1,0 +1,91 @@
+"""Running plans: the cache of one request, and prompts too long for one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from decodekit.errors import ConfigError
+from decodekit.interfaces import KVCache, ModelAdapter
+from decodekit.plan import StepPlan
+
+__all__ = ["LocalRunner"]
+
+
+class LocalRunner:
+    """Runs steps on one adapter in this process and owns the cache.
+
+    Args:
+        adapter: The model.
+        prefill_chunk: Most pending tokens in one pass; a longer prompt is run in several, so that
+            the memory of a pass is bounded.
+    """
+
+    def __init__(self, adapter: ModelAdapter, *, prefill_chunk: int = 512) -> None:
+        if prefill_chunk < 1:
+            raise ConfigError(
+                f"prefill_chunk must be 1 or more, not {prefill_chunk}",
+                key="prefill_chunk",
+                value=prefill_chunk,
+            )
+        self.adapter = adapter
+        self.prefill_chunk = prefill_chunk
+        self._cache: KVCache | None = None
+        self._leads: list[int] = []  # pending rows of the last pass, per sequence
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache of the request under way; ``start`` makes it."""
+        assert self._cache is not None, "start() comes first"
+        return self._cache
+
+    def start(self, *, batch: int = 1, capacity: int) -> None:
+        """Begin a request with an empty cache that has at least ``capacity`` rows per sequence.
+
+        The memory of an earlier request is taken again if it is large enough.
+        """
+        cache = self._cache
+        if cache is not None and len(cache.lengths) == batch and cache.capacity >= capacity:
+            cache.reset()
+            return
+        self._cache = None  # let the old memory go before the new is taken
+        self._cache = self.adapter.new_cache(batch=batch, capacity=capacity)
+
+    def run(self, plans: Sequence[StepPlan]) -> list[Tensor]:
+        """Run one step; return per sequence the logits [1 + T, V] of its anchor and nodes.
+
+        Pending tokens beyond ``prefill_chunk`` are run and committed in passes of their own first.
+        """
+        return self.adapter.forward(self._prefill(plans), self.cache)
+
+    def commit(self, keep: Sequence[Sequence[int]]) -> None:
+        """Keep, for each sequence, the pending rows of the last step and these nodes of its tree."""
+        self.cache.commit(
+            [
+                [*range(lead), *(lead + node for node in nodes)]
+                for lead, nodes in zip(self._leads, keep, strict=True)
+            ]
+        )
+
+    def _prefill(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
+        """Run and commit pending tokens until every plan has at most a chunk of them left."""
+        chunk = self.prefill_chunk
+        plans = list(plans)
+        while any(len(plan.pending) > chunk for plan in plans):
+            # A sequence that is done already takes part with one row that is not kept.
+            takes = [chunk if len(plan.pending) > chunk else 0 for plan in plans]
+            self.adapter.forward(
+                [
+                    StepPlan(plan.prefix, plan.pending[: take or 1])
+                    for plan, take in zip(plans, takes, strict=True)
+                ],
+                self.cache,
+            )
+            self.cache.commit([range(take) for take in takes])
+            plans = [
+                StepPlan(plan.prefix + take, plan.pending[take:], plan.tree)
+                for plan, take in zip(plans, takes, strict=True)
+            ]
+        self._leads = [len(plan.pending) for plan in plans]
+        return plans

@@ -1,0 +1,1 @@
+"""Strategies, one file each: proposers that guess token trees."""

@@ -1,0 +1,102 @@
+"""From tokens to text, one token at a time: nothing broken is shown, nothing is shown twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from decodekit.errors import ConfigError
+
+__all__ = ["IncrementalText", "Tokenizer"]
+
+_BROKEN = "\ufffd"  # what a tokenizer puts for bytes that are not a whole character yet
+_MAX_HELD = 16  # tokens; no character is spread over more, so older broken text is really broken
+
+
+class Tokenizer(Protocol):
+    """The one method of a ``transformers`` tokenizer that incremental decoding needs."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ``token_ids``."""
+        ...
+
+
+class IncrementalText:
+    """The text of a growing run of tokens, cut before the first stop string.
+
+    ``text`` is all that is certain. ``take`` returns the part that can be shown already: a
+    character whose bytes have not all come waits, and so does text that may turn out to be the
+    start of a stop string. All that ``take`` ever returned, joined, is the final ``text``.
+
+    Args:
+        tokenizer: Decodes tokens.
+        stop: Strings that end the text; they are not part of it.
+        context: Tokens before the first one, so that a tokenizer that drops the space at the start
+            of a text keeps it here.
+
+    Raises:
+        ConfigError: A stop string is empty.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), context: Sequence[int] = ()
+    ) -> None:
+        if any(not string for string in stop):
+            raise ConfigError("a stop string must not be empty", key="stop", value=list(stop))
+        self.text = ""
+        self.stopped = False
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._longest = max((len(string) for string in stop), default=0)
+        self._shown = 0
+        # Tokens of the last stretch that ended on a whole character, then those after it: decoding
+        # both and taking the difference keeps spaces right at the seam.
+        self._seam = list(context)
+        self._new: list[int] = []
+
+    def push(self, token: int) -> bool:
+        """Add a token; return True if a stop string is now complete, and cut the text before it."""
+        self._new.append(token)
+        before = self._decode(self._seam)
+        after = self._decode(self._seam + self._new)
+        if after.endswith(_BROKEN) and len(self._new) < _MAX_HELD:
+            return False
+        if len(after) > len(before):
+            self._append(after[len(before) :])
+            self._seam, self._new = self._new, []
+        return self.stopped
+
+    def finish(self) -> None:
+        """Take in what was waiting for more bytes; no token follows."""
+        if self._new and not self.stopped:
+            before = self._decode(self._seam)
+            self._append(self._decode(self._seam + self._new)[len(before) :])
+            self._new = []
+        self._longest = 0  # nothing can become a stop string any more
+
+    def take(self) -> str:
+        """Return the text that has become certain since the last call; may be empty."""
+        end = len(self.text) if self.stopped else len(self.text) - self._held()
+        piece = self.text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return piece
+
+    def _append(self, piece: str) -> None:
+        start = max(len(self.text) - self._longest + 1, 0)
+        self.text += piece
+        found = [self.text.find(string, start) for string in self._stop]
+        cut = min((place for place in found if place >= 0), default=None)
+        if cut is not None:
+            self.text = self.text[:cut]
+            self.stopped = True
+
+    def _held(self) -> int:
+        """Return how many characters at the end may be the start of a stop string."""
+        for length in range(min(self._longest - 1, len(self.text)), 0, -1):
+            tail = self.text[-length:]
+            if any(string.startswith(tail) for string in self._stop):
+                return length
+        return 0
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True) if tokens else ""

