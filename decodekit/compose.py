@@ -129,7 +129,9 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
         for override in parsed:
             key = override.key_or_group
             if override.type is not OverrideType.CHANGE:
-                raise ConfigError(f"keys cannot be added or removed: {override.input_line}", key=key)
+                raise ConfigError(
+                    f"keys cannot be added or removed: {override.input_line}", key=key
+                )
             if override.is_sweep_override():
                 raise ConfigError(
                     f"{key} has several values; quote a value that holds commas: '{key}=\"a,b\"'",

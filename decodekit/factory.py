@@ -118,5 +118,3 @@ def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:
             key=kind,
         )
     return component, settings
-
-

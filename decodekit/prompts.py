@@ -74,5 +74,7 @@ def _check_ids(items: list[Any], vocab_size: int) -> list[int]:
                 f"a prompt is text, token ids or chat messages; it holds {item!r:.80}"
             )
         if not 0 <= item < vocab_size:
-            raise GenerationError(f"token id {item} is outside the vocabulary, 0 .. {vocab_size - 1}")
+            raise GenerationError(
+                f"token id {item} is outside the vocabulary, 0 .. {vocab_size - 1}"
+            )
     return list(items)

@@ -21,7 +21,15 @@ from torch import Tensor
 
 from decodekit.errors import ConfigError, GenerationError
 
-__all__ = ["GreedySampler", "PositionSampler", "Sampler", "SamplingParams", "make_sampler", "uniform", "warp"]
+__all__ = [
+    "GreedySampler",
+    "PositionSampler",
+    "Sampler",
+    "SamplingParams",
+    "make_sampler",
+    "uniform",
+    "warp",
+]
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,1 @@
+"""``job=bench``: strategies and ``transformers`` itself, compared in one process, alternating."""

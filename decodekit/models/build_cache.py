@@ -24,8 +24,11 @@ MANIFEST = "decodekit.json"
 
 
 def cache_dir() -> Path:
-    """Where built models are kept: ``$DECODEKIT_CACHE``, ``$XDG_CACHE_HOME/decodekit`` or
-    ``~/.cache/decodekit``. It may not exist yet."""
+    """Where built models are kept; it may not exist yet.
+
+    Returns:
+        ``$DECODEKIT_CACHE``, else ``$XDG_CACHE_HOME/decodekit``, else ``~/.cache/decodekit``.
+    """
     own = os.environ.get("DECODEKIT_CACHE")
     if own:
         return Path(own).expanduser()

@@ -126,7 +126,7 @@ def _ask_hub(repo: str, revision: str | None) -> dict[str, int | None]:
                 repo, revision=revision, files_metadata=True, timeout=_REQUEST_SECONDS
             )
             answer.update((file.rfilename, file.size) for file in info.siblings or [])
-        except Exception as error:  # noqa: BLE001  raised below, in the caller's thread
+        except Exception as error:  # raised below, in the caller's thread
             failure.append(error)
 
     # A daemon thread: one that hangs in a name look-up must not keep the process alive.

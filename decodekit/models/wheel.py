@@ -111,9 +111,9 @@ def _download(wheel: PinnedWheel, target: Path) -> Path:
 
 def _reason(result: subprocess.CompletedProcess[str]) -> str:
     lines = result.stderr.splitlines()
-    network = [line for line in lines if any(sign in line.lower() for sign in _NO_NETWORK)]
-    if network:
-        return f"pip finds no network ({one_line(network[-1], 120)})"
+    # Before the last error line, which without a network speaks of a version that is not found.
+    if any(sign in line.lower() for line in lines for sign in _NO_NETWORK):
+        return "pip cannot reach the package index, is there no network?"
     errors = [line for line in lines if line.startswith("ERROR:")] or lines
     return one_line(errors[-1], 160) if errors else f"pip ended with status {result.returncode}"
 

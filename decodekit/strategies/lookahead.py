@@ -1,11 +1,9 @@
-"""Lookahead decoding (Fu et al., 2024, arXiv 2402.02057): a window of Jacobi iterations, as a tree.
+"""Lookahead decoding (Fu et al., 2024, arXiv 2402.02057).
 
-The window has W columns and up to N-1 levels. Cell (0, 0) is the anchor. The parent of (r, j) is
-(r-1, j), that of (0, j) is (0, j-1), so a cell's depth is r + j: the place of its guess in the text.
-The model's tokens after the W cells of the top level are the next Jacobi iterate; with it, column j
-spells the N-gram (level 0, ..., level N-2, iterate), which goes to the pool under its first token.
-Then the lowest level is dropped and the iterate becomes the top. The pool's continuations of the
-anchor are the candidates; they share nodes with the window and with each other where they agree.
+A step's tree is the union of a window of Jacobi iterations (see ``window``) and the candidates: the
+pool's continuations of the anchor. They share nodes with the window and with each other where they
+agree. The window's n-grams go to the pool after every step, and so can those of the prompt and of
+the accepted text.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 
 from decodekit.errors import ConfigError
 from decodekit.interfaces import Budget, NGramPool, Proposal, StepOutcome
+from decodekit.strategies.window import JacobiWindow
 from decodekit.tree import ROOT, TokenTree
 
 __all__ = ["Lookahead", "LookaheadConfig", "LookaheadProposer"]
@@ -23,109 +22,132 @@ __all__ = ["Lookahead", "LookaheadConfig", "LookaheadProposer"]
 
 @dataclass(kw_only=True)
 class LookaheadConfig:
+    """Settings of ``strategy=lookahead``.
+
+    Attributes:
+        window_size: Columns of the window, W.
+        ngram_size: Length of an n-gram, N; the window has N-1 levels.
+        max_candidates: Most candidates of a step, G; 0 uses the window alone.
+        prompt_ngrams: Whether the n-grams of the prompt go to the pool.
+        accepted_ngrams: Whether the n-grams of the accepted text go to the pool.
+        realign: Whether the window's columns move by as many places as were accepted; otherwise
+            they move by one, as in the reference implementation.
+        pool: The name of an n-gram pool.
+        max_keys: Most tokens under which the pool keeps n-grams.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
     name: str = "lookahead"
     window_size: int = 7
     ngram_size: int = 5
     max_candidates: int = 7
     prompt_ngrams: bool = True
     accepted_ngrams: bool = True
-    realign: bool = True
-    fill: str = "keep"
-    init: str = "random"
-    warm: bool = True
-    ctx: int = 1
+    realign: bool = False
+    pool: str = "recent"
+    max_keys: int = 65_536
+
+    def __post_init__(self) -> None:
+        for key, least in (
+            ("window_size", 1),
+            ("ngram_size", 2),
+            ("max_candidates", 0),
+            ("max_keys", 1),
+        ):
+            value = getattr(self, key)
+            if value < least:
+                raise ConfigError(
+                    f"{key} must be {least} or more, not {value}",
+                    key=f"strategy.{key}",
+                    value=value,
+                )
 
 
 class Lookahead:
-    def __init__(self, config):
-        self.config = config
-        c = config
-        self.max_nodes = c.window_size * (c.ngram_size - 1) + c.max_candidates * (c.ngram_size - 1)
+    """Makes lookahead proposers.
 
-    def new_proposer(self):
-        from decodekit.pool import RecentNGramPool
-        return LookaheadProposer(self.config, RecentNGramPool(per_key=self.config.max_candidates))
+    Args:
+        config: The settings.
+        make_pool: Makes an n-gram pool from its name, ``per_key`` and ``max_keys``.
+    """
+
+    def __init__(self, config: LookaheadConfig, make_pool: Callable[..., NGramPool]) -> None:
+        self.config = config
+        self._make_pool = make_pool
+        window = config.window_size * (config.ngram_size - 1) - 1
+        self.max_nodes = window + config.max_candidates * (config.ngram_size - 1)
+
+    def new_proposer(self) -> LookaheadProposer:
+        """Return a proposer for one sequence, with a pool of its own."""
+        config = self.config
+        pool = self._make_pool(config.pool, per_key=config.max_candidates, max_keys=config.max_keys)
+        return LookaheadProposer(config, pool)
 
 
 class LookaheadProposer:
-    def __init__(self, config, pool):
+    """The window and the pool of one sequence.
+
+    Args:
+        config: The settings.
+        pool: An empty pool.
+    """
+
+    def __init__(self, config: LookaheadConfig, pool: NGramPool) -> None:
         self._config = config
         self._pool = pool
-        self._levels = []
-        self._cells = []
-        self._entered = 0
+        self._window: JacobiWindow | None = None
+        self._top: list[int] = []  # the window's top cells in the last proposal, if it was in it
+        self._entered = 0  # committed tokens whose n-grams are in the pool
+        # Guesses need no good randomness, but they must not touch the global generator, and two
+        # runs of one prompt must be alike.
         self._random = random.Random(0)
 
-    def propose(self, committed, budget):
-        c = self._config
-        if not self._levels:
-            if c.init == "random":
-                self._levels = [[self._random.choice(committed) for _ in range(c.window_size)]]
-            else:
-                self._levels = [(list(committed) * c.window_size)[-c.window_size:]]
+    def propose(self, committed: Sequence[int], budget: Budget) -> Proposal:
+        """Return the window and the candidates, or what of them fits the budget."""
         self._enter_text(committed)
-        self._levels[0][0] = committed[-1]
-        depth = budget.useful_depth
-        cands = [x[:depth] for x in self._pool.lookup(committed[-1])[:c.max_candidates]] if depth else []
-        ctree = TokenTree.from_paths(cands).limited(nodes=budget.nodes, depth=budget.depth)
-        self._cells = []
-        if budget.tokens <= 1: return Proposal()
-        window = self._window()
-        tree, (wmap, _) = TokenTree.merge([window, ctree])
-        if len(tree) > budget.nodes or max(tree.depths, default=0) > budget.depth:
-            return Proposal(ctree)
-        w = len(self._levels[0])
-        top = len(self._levels) - 1
-        at = lambda j: (ROOT if j == 0 else wmap[j - 1]) if top == 0 else wmap[w - 1 + (top - 1) * w + j]
-        self._cells = [at(j) for j in range(w)]
+        self._top = []
+        if budget.useful_depth < 1:
+            return Proposal()
+        if self._window is None:
+            self._window = self._new_window(committed)
+        candidates = TokenTree.from_paths(self._candidates(committed[-1])).limited(
+            nodes=budget.nodes, depth=budget.useful_depth
+        )
+        tree, (places, _) = TokenTree.merge([self._window.tree(), candidates])
+        if len(tree) > budget.nodes or self._window.top_depth > budget.depth:
+            return Proposal(candidates)  # at the very end of the context
+        self._top = [node if node == ROOT else places[node] for node in self._window.top_nodes()]
         return Proposal(tree)
 
-    def _window(self):
-        lv = self._levels
-        w = len(lv[0])
-        tokens = list(lv[0][1:])
-        parents = list(range(ROOT, w - 2))
-        for r in range(1, len(lv)):
-            for j in range(w):
-                tokens.append(lv[r][j])
-                if r == 1:
-                    parents.append(j - 1)
-                else:
-                    parents.append(w - 1 + (r - 2) * w + j)
-        return TokenTree(tuple(tokens), tuple(parents))
-
-    def observe(self, outcome):
-        c = self._config
-        if not self._cells:
+    def observe(self, outcome: StepOutcome) -> None:
+        """Move the window on by one iteration and put its n-grams into the pool."""
+        if not self._top or self._window is None:
             return
-        new = outcome.target.after_many(self._cells)
-        full = len(self._levels) == c.ngram_size - 1
-        if full or c.warm:
-            for j in range(len(new)):
-                self._pool.insert(self._levels[0][j], [lv[j] for lv in self._levels[1:]] + [new[j]])
-        self._levels.append(new)
-        if full:
-            self._levels.pop(0)
-            k = len(outcome.tokens) - 1
-        else:
-            k = len(outcome.tokens)
-        if c.realign and k:
-            w = c.window_size
-            for i, lv in enumerate(self._levels):
-                if c.fill == "keep":
-                    self._levels[i] = (lv[k:] + lv[-min(k,w):])[:w]
-                elif c.fill == "rotate":
-                    kk = k % w
-                    self._levels[i] = lv[kk:] + lv[:kk]
-                else:
-                    self._levels[i] = (lv[k:] + [self._random.choice(outcome.committed) for _ in range(min(k,w))])[:w]
+        iterate = outcome.target.after_many(self._top)
+        for key, continuation in self._window.ngrams(outcome.plan.pending[-1], iterate):
+            self._pool.insert(key, continuation)
+        shift = len(outcome.tokens) if self._config.realign else 1
+        self._window.advance(iterate, shift=shift)
 
-    def _enter_text(self, committed):
-        c = self._config
-        n = c.ngram_size
-        first = self._entered == 0
-        start = max(self._entered - n + 1, 0)
-        if (first and c.prompt_ngrams) or (not first and c.accepted_ngrams):
-            for i in range(start, len(committed) - n + 1):
-                self._pool.insert(committed[i], committed[i + 1 : i + n])
+    def _candidates(self, anchor: int) -> list[tuple[int, ...]]:
+        return self._pool.lookup(anchor)[: self._config.max_candidates]
+
+    def _new_window(self, committed: Sequence[int]) -> JacobiWindow:
+        """Return a window of tokens drawn from the text so far."""
+
+        def guess() -> int:
+            return self._random.choice(committed)
+
+        first = [guess() for _ in range(self._config.window_size)]
+        return JacobiWindow(first, levels=self._config.ngram_size - 1, guess=guess)
+
+    def _enter_text(self, committed: Sequence[int]) -> None:
+        """Put the n-grams that end in tokens committed since the last call into the pool."""
+        config, size = self._config, self._config.ngram_size
+        wanted = config.accepted_ngrams if self._entered else config.prompt_ngrams
+        if wanted:
+            for end in range(max(self._entered + 1, size), len(committed) + 1):
+                self._pool.insert(committed[end - size], tuple(committed[end - size + 1 : end]))
         self._entered = len(committed)

@@ -1,0 +1,134 @@
+"""What a benchmark compares: our strategies, and ``transformers``' own ``generate``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from decodekit.decoder import Decoder
+from decodekit.errors import ConfigError, nearest
+
+__all__ = ["Contender", "Run", "baseline", "strategy"]
+
+_BASELINES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "prompt_lookup": {"prompt_lookup_num_tokens": 10},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One answer and what it cost.
+
+    Attributes:
+        tokens: The new token ids.
+        steps: Forward passes.
+        rows_per_step: Mean rows of a pass, the prompt's not counted; None if unknown.
+        seconds: Wall time, prefill included.
+        time_to_first_token: Wall time in seconds; None if unknown.
+    """
+
+    tokens: list[int]
+    steps: int
+    rows_per_step: float | None
+    seconds: float
+    time_to_first_token: float | None
+
+
+class Contender(Protocol):
+    """Something that continues token ids greedily."""
+
+    name: str
+
+    def run(self, prompt: list[int], max_new_tokens: int) -> Run:
+        """Continue ``prompt`` by at most ``max_new_tokens`` tokens."""
+        ...
+
+
+class _StrategyContender:
+    def __init__(self, name: str, decoder: Decoder) -> None:
+        self.name = name
+        self._decoder = decoder
+
+    def run(self, prompt: list[int], max_new_tokens: int) -> Run:
+        result = self._decoder.generate(prompt, max_new_tokens=max_new_tokens)
+        stats = result.stats
+        return Run(
+            tokens=result.tokens,
+            steps=stats.steps,
+            rows_per_step=stats.rows_per_step,
+            seconds=stats.seconds,
+            time_to_first_token=stats.time_to_first_token,
+        )
+
+
+class _TransformersContender:
+    def __init__(self, name: str, model: Any, options: dict[str, Any]) -> None:
+        self.name = name
+        self._model = model
+        self._options = options
+
+    def run(self, prompt: list[int], max_new_tokens: int) -> Run:
+        passes = 0
+
+        def count(*_: Any) -> None:
+            nonlocal passes
+            passes += 1
+
+        hook = self._model.register_forward_pre_hook(count)
+        ids = torch.tensor([prompt], device=self._model.device)
+        start = time.perf_counter()
+        try:
+            output = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=max_new_tokens,
+                **self._options,
+            )
+        finally:
+            hook.remove()
+        seconds = time.perf_counter() - start
+        return Run(
+            tokens=output[0, len(prompt) :].tolist(),
+            steps=passes,
+            rows_per_step=None,
+            seconds=seconds,
+            time_to_first_token=None,
+        )
+
+
+def strategy(decoder: Decoder, settings: Any) -> Contender:
+    """Return a strategy as a contender.
+
+    Args:
+        decoder: Gives the model.
+        settings: A name, or a mapping with ``name`` and settings.
+    """
+    if isinstance(settings, Mapping):
+        values = dict(settings)
+        extra = ",".join(f"{key}={value}" for key, value in values.items() if key != "name")
+        label = f"{values.get('name')}({extra})" if extra else str(values.get("name"))
+    else:
+        values, label = settings, str(settings)
+    return _StrategyContender(label, decoder.with_strategy(values))
+
+
+def baseline(decoder: Decoder, name: str) -> Contender:
+    """Return ``transformers``' own ``generate`` on the decoder's model as a contender.
+
+    Raises:
+        ConfigError: There is no such baseline, or the model is not one of transformers'.
+    """
+    if name not in _BASELINES:
+        raise ConfigError(f"unknown baseline {name!r}: {nearest(name, _BASELINES)}", key="bench")
+    model = getattr(decoder.adapter, "model", None)
+    if not hasattr(model, "generate"):
+        raise ConfigError(
+            "baselines need a transformers model; use bench.baselines=[]", key="bench.baselines"
+        )
+    return _TransformersContender(f"transformers {name}", model, _BASELINES[name])

@@ -1,0 +1,84 @@
+"""Files of prompts: JSON lines, in any of the forms that public benchmarks come in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decodekit.errors import ConfigError
+from decodekit.prompts import Prompt
+
+__all__ = ["BenchPrompt", "read_prompts"]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPrompt:
+    """One prompt of a file.
+
+    Attributes:
+        id: Its ``id``, or its line number.
+        category: Its ``task`` or ``category``; prompts are reported by it.
+        prompt: What ``Decoder.generate`` takes.
+        chat: Whether text goes through the chat template.
+    """
+
+    id: str
+    category: str
+    prompt: Prompt
+    chat: bool
+
+
+def read_prompts(path: str, *, limit: int = 0) -> list[BenchPrompt]:
+    """Read prompts from JSON lines.
+
+    A line holds ``input_ids`` (token ids), ``turns`` (texts of the user, the first is taken),
+    ``messages`` (a chat) or ``prompt`` (text); ``kind: completion`` keeps text out of the template.
+
+    Args:
+        path: The file.
+        limit: Prompts taken of each category, the first ones; 0 takes all.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is not a prompt.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the prompts in {path}: {error.strerror}", key="bench.prompts"
+        ) from error
+    taken: dict[str, int] = {}
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        prompt = _parse(line, path, number)
+        taken[prompt.category] = taken.get(prompt.category, 0) + 1
+        if not limit or taken[prompt.category] <= limit:
+            prompts.append(prompt)
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompts", key="bench.prompts")
+    return prompts
+
+
+def _parse(line: str, path: str, number: int) -> BenchPrompt:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        chat = record.get("kind", "chat") == "chat"
+        if "input_ids" in record:
+            prompt: Prompt = record["input_ids"]
+        elif "messages" in record:
+            prompt = record["messages"]
+        elif "turns" in record:
+            prompt = record["turns"][0]
+        else:
+            prompt = record["prompt"]
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"line {number} of {path} is not a prompt: it needs input_ids, messages, turns or prompt",
+            key="bench.prompts",
+        ) from error
+    category = str(record.get("task") or record.get("category") or "all")
+    return BenchPrompt(str(record.get("id", number)), category, prompt, chat)

@@ -1,0 +1,70 @@
+"""From measurements to a table: medians, and ratios taken prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from decodekit.bench.run import Measurement
+
+__all__ = ["render"]
+
+
+def render(measurements: Sequence[Measurement]) -> str:
+    """Return the tables: all prompts, then one per category if there are several.
+
+    ``ratio`` is the median over prompts of the first contender's seconds over this one's: how many
+    times as fast it is. ``tokens/step`` and ``rows/step`` are totals over totals.
+    """
+    if not measurements:
+        return "nothing was measured"
+    categories = list(dict.fromkeys(m.category for m in measurements))
+    parts = [_table("all", measurements)]
+    if len(categories) > 1:
+        parts += [
+            _table(name, [m for m in measurements if m.category == name]) for name in categories
+        ]
+    return "\n\n".join(parts)
+
+
+def _table(title: str, measurements: Sequence[Measurement]) -> str:
+    names = list(dict.fromkeys(m.contender for m in measurements))
+    base = {(m.prompt, m.repeat): m.run.seconds for m in measurements if m.contender == names[0]}
+    prompts = len({m.prompt for m in measurements})
+    rows = [
+        [f"{title} ({prompts} prompts)", "tokens/s", "ratio", "tokens/step", "rows/step", "equal"]
+    ]
+    for name in names:
+        own = [m for m in measurements if m.contender == name]
+        tokens = sum(len(m.run.tokens) for m in own)
+        steps = sum(m.run.steps for m in own)
+        speed = median(len(m.run.tokens) / m.run.seconds for m in own)
+        ratio = median(base[m.prompt, m.repeat] / m.run.seconds for m in own)
+        rows_known = [m for m in own if m.run.rows_per_step is not None]
+        mean_rows = sum((m.run.rows_per_step or 0.0) * m.run.steps for m in rows_known)
+        rows.append(
+            [
+                name,
+                f"{speed:.1f}",
+                f"{ratio:.2f}",
+                f"{tokens / steps:.2f}",
+                f"{mean_rows / steps:.1f}" if rows_known else "-",
+                f"{sum(m.equal for m in own)}/{len(own)}",
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "| "
+        + " | ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        + " |"
+        for row in rows
+    ]
+    rule = (
+        "|" + "|".join("-" * (w + 1) + ("-" if c == 0 else ":") for c, w in enumerate(widths)) + "|"
+    )
+    return "\n".join([lines[0], rule, *lines[1:]])

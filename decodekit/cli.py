@@ -1,0 +1,130 @@
+"""The command line: ``decodekit strategy=lookahead model=smollm2-135m prompt="..."``.
+
+Answers go to standard output, everything else to standard error. Exit codes: 0 for success, 1 for
+an error at run time or texts that differ under ``compare=true``, 2 for a mistake in the settings,
+130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from decodekit import __version__
+from decodekit.errors import ConfigError, DecodekitError
+
+if TYPE_CHECKING:
+    from decodekit.config import RunConfig
+
+__all__ = ["main"]
+
+_HELP = """\
+decodekit [key=value ...]: the same text as token by token, in fewer steps.
+
+  decodekit prompt="Why is the sky blue?"
+  decodekit strategy=lookahead model=smollm2-135m prompt="..." compare=true
+  decodekit job=bench bench.prompts=prompts.jsonl bench.limit=5
+
+what to decode
+  prompt=TEXT            the prompt, taken as it is; prompt=- reads standard input
+  prompt_file=PATH       a file with the prompt
+  chat=true|false        use the model's chat template (default: if it has one)
+  max_new_tokens=N       most tokens of the answer (256)
+  stop=TEXT              end before this text; stop=[a,b] for several
+how
+  strategy=NAME          {strategy}
+  strategy.KEY=VALUE     its settings: {settings}
+  sampling=NAME          greedy, or sample with sampling.temperature, .top_k, .top_p, .min_p
+  seed=N                 the same seed gives the same text, whatever the strategy
+with what
+  model=NAME             {model}
+                         or a directory, or owner/name on the hub
+  dtype=NAME             auto, float32, bfloat16, float16, float64
+  device=NAME            auto, cpu, cuda
+  backend=NAME           {backend}
+output
+  format=text|json       stream the text, or print one JSON object at the end
+  compare=true           run autoregressive too; compare speed and tokens
+  job=generate|bench     bench compares strategies on a file of prompts
+
+  --help, --version, --cfg (print the settings and exit)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(args)
+    except ConfigError as error:
+        return _fail(error, code=2)
+    except DecodekitError as error:
+        return _fail(error, code=1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has closed it; there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(args: list[str]) -> int:
+    if "--version" in args:
+        print(f"decodekit {__version__}")
+        return 0
+    if "--help" in args or "-h" in args:
+        print(_help(), end="")
+        return 0
+    flags = [arg for arg in args if arg.startswith("-") and arg != "--cfg"]
+    if flags:
+        raise ConfigError(f"unknown option {flags[0]}: settings are key=value, see --help")
+    # Hydra takes a moment; --version must not.
+    from decodekit.compose import compose_config, to_yaml
+
+    config = compose_config([arg for arg in args if arg != "--cfg"])
+    if "--cfg" in args:
+        print(to_yaml(config), end="")
+        return 0
+    return _run(config)
+
+
+def _run(config: RunConfig) -> int:
+    if config.job == "bench":
+        from decodekit.bench.run import run_bench
+
+        return run_bench(config)
+    from decodekit.generate import run_generate
+
+    return run_generate(config)
+
+
+def _help() -> str:
+    from dataclasses import fields
+
+    from decodekit.compose import group_options
+    from decodekit.strategies.lookahead import LookaheadConfig
+
+    names = {group: ", ".join(group_options(group)) for group in ("strategy", "backend")}
+    models = group_options("model")
+    half = (len(models) + 1) // 2
+    indent = ",\n" + " " * 25
+    return _HELP.format(
+        **names,
+        model=indent.join([", ".join(models[:half]), ", ".join(models[half:])]),
+        settings=", ".join(
+            field.name for field in fields(LookaheadConfig) if field.name.endswith("size")
+        )
+        + ", ... (see --cfg)",
+    )
+
+
+def _fail(error: Exception, *, code: int) -> int:
+    message = " ".join(str(error).split())
+    print(f"decodekit: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""``job=generate``: one prompt, the answer to standard output, a summary to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from decodekit.config import RunConfig
+from decodekit.decoder import Decoder, GenerationStream
+from decodekit.errors import ConfigError
+from decodekit.result import GenerationResult
+
+__all__ = ["first_difference", "run_generate", "stats_record"]
+
+
+def run_generate(config: RunConfig) -> int:
+    """Decode one prompt as ``config`` says; return the exit code.
+
+    Raises:
+        ConfigError: There is no prompt, or two.
+        DecodekitError: The model cannot be loaded or the request fails.
+    """
+    prompt = _read_prompt(config)
+    decoder = Decoder.from_config(config)
+    if config.compare:
+        # What torch prepares once in a process must not count for the one that runs first.
+        decoder.generate(prompt, max_new_tokens=2)
+    stream = decoder.stream(prompt, stop=config.stop)
+    interrupted = _show(stream, quiet=config.format == "json")
+    result = stream.result
+    baseline: GenerationResult | None = None
+    if config.compare and not interrupted:
+        baseline = decoder.with_strategy("autoregressive").generate(prompt, stop=config.stop)
+    if config.format == "json":
+        print(json.dumps(_record(config, result, baseline), ensure_ascii=False), flush=True)
+    else:
+        _summarize(config, result, baseline)
+    if interrupted:
+        return 130
+    return 0 if baseline is None or baseline.tokens == result.tokens else 1
+
+
+def first_difference(left: list[int], right: list[int]) -> int | None:
+    """Return the first place where two runs of tokens differ; None if they are equal."""
+    for place, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return place
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def stats_record(result: GenerationResult) -> dict[str, Any]:
+    """Return the stats of a result as plain numbers, the derived ones included."""
+    stats = result.stats
+    return {
+        **asdict(stats),
+        "tokens_per_step": stats.tokens_per_step,
+        "rows_per_step": stats.rows_per_step,
+        "tokens_per_second": stats.tokens_per_second,
+    }
+
+
+def _read_prompt(config: RunConfig) -> str:
+    if (config.prompt is None) == (config.prompt_file is None):
+        raise ConfigError(
+            'give a prompt: prompt="...", prompt=- for standard input, or prompt_file=PATH'
+            if config.prompt is None
+            else "give prompt or prompt_file, not both",
+            key="prompt",
+        )
+    try:
+        if config.prompt_file is not None:
+            return Path(config.prompt_file).read_text(encoding="utf-8")
+        if config.prompt == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the prompt file {config.prompt_file}: {error.strerror}", key="prompt_file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt is not UTF-8 text: {error.reason}", key="prompt") from error
+    return str(config.prompt)
+
+
+def _show(stream: GenerationStream, *, quiet: bool) -> bool:
+    """Print the text as it becomes certain; return whether Ctrl-C ended it."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        for chunk in stream:
+            if not quiet and chunk.text:
+                # A terminal that cannot show a character gets a replacement, not an exception.
+                print(chunk.text.encode(encoding, "replace").decode(encoding), end="", flush=True)
+    except KeyboardInterrupt:
+        stream.close()
+        return True
+    finally:
+        if not quiet:
+            print(flush=True)
+    return False
+
+
+def _record(
+    config: RunConfig, result: GenerationResult, baseline: GenerationResult | None
+) -> dict[str, Any]:
+    """Return the JSON object of ``format=json``."""
+    record: dict[str, Any] = {
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": len(result.prompt_tokens),
+        "stats": stats_record(result),
+        "model": config.model.name,
+        "strategy": asdict(config.strategy),
+        "seed": config.seed,
+    }
+    if baseline is not None:
+        record["compare"] = {
+            "autoregressive": stats_record(baseline),
+            "equal": baseline.tokens == result.tokens,
+            "speedup": _speedup(result, baseline),
+        }
+    return record
+
+
+def _summarize(
+    config: RunConfig, result: GenerationResult, baseline: GenerationResult | None
+) -> None:
+    name = config.strategy.name
+    lines = ["", _line(name, result) + f" ({result.finish_reason})"]
+    if baseline is not None:
+        lines.append(_line("autoregressive", baseline))
+        place = first_difference(result.tokens, baseline.tokens)
+        equal = "equal tokens" if place is None else f"DIFFERENT from token {place} on"
+        lines.append(f"{name} is {_speedup(result, baseline):.2f} times as fast, {equal}")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _line(name: str, result: GenerationResult) -> str:
+    stats = result.stats
+    return (
+        f"{name}: {stats.tokens} tokens in {stats.steps} steps, "
+        f"{stats.tokens_per_step:.2f} tokens/step, {stats.rows_per_step:.1f} rows/step, "
+        f"{stats.tokens_per_second:.1f} tokens/s, first token after "
+        f"{stats.time_to_first_token:.2f} s"
+    )
+
+
+def _speedup(result: GenerationResult, baseline: GenerationResult) -> float:
+    return baseline.stats.seconds / result.stats.seconds if result.stats.seconds else 1.0
