@@ -33,9 +33,9 @@ _LAZY = {
 
 __all__ = [
     "Component",
+    "DecodekitError",
     "Decoder",
     "DecoderConfig",
-    "DecodekitError",
     "GenerationResult",
     "GenerationStats",
     "GenerationStream",

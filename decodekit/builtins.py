@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decodekit.hookspecs import hookimpl
-from decodekit.interfaces import AttentionBackend, ModelAdapter
+from decodekit.interfaces import AttentionBackend, MakePool, ModelAdapter, Strategy, Verifier
 from decodekit.pool import RecentNGramPool, RecentPoolConfig
 from decodekit.registry import Component
 from decodekit.strategies.autoregressive import Autoregressive, AutoregressiveConfig
@@ -72,19 +72,30 @@ def _recent(config: RecentPoolConfig) -> RecentNGramPool:
     return RecentNGramPool(per_key=config.per_key, max_keys=config.max_keys)
 
 
-def _plain(strategy: type) -> Any:
-    """Return the builder of a strategy that needs no pool."""
-    return lambda config, make_pool: strategy(config)
+def _autoregressive(config: AutoregressiveConfig, make_pool: MakePool) -> Strategy:
+    return Autoregressive(config)
+
+
+def _jacobi(config: JacobiConfig, make_pool: MakePool) -> Strategy:
+    return Jacobi(config)
+
+
+def _prompt_lookup(config: PromptLookupConfig, make_pool: MakePool) -> Strategy:
+    return PromptLookup(config)
+
+
+def _exact_match(config: ExactMatchConfig) -> Verifier:
+    return ExactMatchVerifier()
 
 
 @hookimpl
 def decodekit_register_strategies() -> list[Component]:
     """Return the four strategies."""
     return [
-        Component("autoregressive", AutoregressiveConfig, _plain(Autoregressive)),
-        Component("jacobi", JacobiConfig, _plain(Jacobi)),
+        Component("autoregressive", AutoregressiveConfig, _autoregressive),
+        Component("jacobi", JacobiConfig, _jacobi),
         Component("lookahead", LookaheadConfig, Lookahead),
-        Component("prompt_lookup", PromptLookupConfig, _plain(PromptLookup)),
+        Component("prompt_lookup", PromptLookupConfig, _prompt_lookup),
     ]
 
 
@@ -109,4 +120,4 @@ def decodekit_register_adapters() -> list[Component]:
 @hookimpl
 def decodekit_register_verifiers() -> list[Component]:
     """Return the verifier for deterministic drafts."""
-    return [Component("exact_match", ExactMatchConfig, lambda config: ExactMatchVerifier())]
+    return [Component("exact_match", ExactMatchConfig, _exact_match)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decodekit.config import DecoderConfig
@@ -280,7 +280,9 @@ class GenerationStream:
             prompt_tokens=list(self._prompt),
         )
 
-    def _decode(self, decoder: Decoder, sampling: SamplingParams) -> Iterator[TextChunk]:
+    def _decode(
+        self, decoder: Decoder, sampling: SamplingParams
+    ) -> Generator[TextChunk, None, None]:
         idle = decoder._idle
         runner = (
             idle.pop()

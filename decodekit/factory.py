@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from decodekit.interfaces import (
     AttentionBackend,
     ModelAdapter,
     NGramPool,
-    Proposer,
     Strategy,
     Verifier,
 )
@@ -84,10 +82,10 @@ def build_verifier(settings: Any) -> Verifier:
     return verifier
 
 
-def _make_pool(name: str, **values: Any) -> NGramPool:
+def _make_pool(name: str, *, per_key: int, max_keys: int) -> NGramPool:
     """Return a fresh pool by name; see ``Component.build``."""
     component = registry().get("pool", name)
-    pool: NGramPool = component.build(component.config(**values))
+    pool: NGramPool = component.build(component.config(per_key=per_key, max_keys=max_keys))
     return pool
 
 

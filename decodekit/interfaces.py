@@ -1,8 +1,8 @@
 """The interfaces of decodekit: all that a plugin author has to read.
 
 A decoding step is: a ``Proposer`` guesses a token tree, a ``ModelAdapter`` runs it in one forward
-pass (with an ``AttentionBackend`` under it), a ``Verifier`` walks it, and the proposer observes what
-came of it. Anything with the right methods fits; nothing has to be subclassed.
+pass (with an ``AttentionBackend`` under it), a ``Verifier`` walks it, and the proposer observes
+what came of it. Anything with the right methods fits; nothing has to be subclassed.
 
 Shapes: B batch, H query heads, K kv heads, D head dim, R rows, P prefix, S = P + R, T nodes,
 V vocabulary.
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
 import torch
+from torch import Tensor
 
 from decodekit.mask import TreeMask
 from decodekit.plan import StepPlan
@@ -26,6 +26,7 @@ __all__ = [
     "AttentionBackend",
     "Budget",
     "KVCache",
+    "MakePool",
     "MaskBuilder",
     "ModelAdapter",
     "NGramPool",
@@ -176,6 +177,20 @@ class NGramPool(Protocol):
 
     def lookup(self, key: int) -> list[tuple[int, ...]]:
         """Return the continuations of ``key``, best first."""
+        ...
+
+
+class MakePool(Protocol):
+    """Makes n-gram pools by name; handed to the builders of strategies."""
+
+    def __call__(self, name: str, *, per_key: int, max_keys: int) -> NGramPool:
+        """Return an empty pool.
+
+        Args:
+            name: A registered name.
+            per_key: Most continuations kept for a key.
+            max_keys: Most keys kept.
+        """
         ...
 
 

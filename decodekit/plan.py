@@ -1,4 +1,4 @@
-"""One decoding step, described before it is run: which rows, at which positions, under which mask."""
+"""One decoding step before it is run: which rows, at which positions, under which mask."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class LocalRunner:
         return self.adapter.forward(self._prefill(plans), self.cache)
 
     def commit(self, keep: Sequence[Sequence[int]]) -> None:
-        """Keep, for each sequence, the pending rows of the last step and these nodes of its tree."""
+        """Keep, per sequence, the pending rows of the last step and these nodes of its tree."""
         self.cache.commit(
             [
                 [*range(lead), *(lead + node for node in nodes)]

@@ -94,7 +94,7 @@ class GreedySampler:
         """Return the argmax of each row; see ``Sampler.choose``."""
         best, tokens = logits.max(dim=-1)
         _check_finite(best)
-        return tokens.tolist()  # type: ignore[no-any-return]
+        return tokens.tolist()
 
 
 class PositionSampler:
@@ -119,7 +119,7 @@ class PositionSampler:
         wanted = torch.tensor(draws, dtype=torch.float64, device=cdf.device) * cdf[:, -1]
         # The first token whose cumulative sum is above the draw has probability above 0.
         tokens = torch.searchsorted(cdf, wanted[:, None], right=True).squeeze(-1)
-        return tokens.tolist()  # type: ignore[no-any-return]
+        return tokens.tolist()
 
 
 def make_sampler(params: SamplingParams) -> Sampler:

@@ -90,7 +90,7 @@ class TokenTree:
         return tuple(self.tokens[step] for step in self.path(node))
 
     def closure(self, nodes: Iterable[int]) -> tuple[int, ...]:
-        """Return ``nodes`` and all their ancestors, ascending: the least subtree that holds them."""
+        """Return ``nodes`` and their ancestors, ascending: the least subtree that holds them."""
         closed: set[int] = set()
         for node in nodes:
             while node != ROOT and node not in closed:

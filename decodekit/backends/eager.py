@@ -13,7 +13,7 @@ __all__ = ["EagerBackend"]
 
 
 class EagerBackend:
-    """Supports everything (softcap, sinks, windows, any dtype and device) and is fast at nothing."""
+    """Supports softcap, sinks, windows, any dtype and any device, and is fast at nothing."""
 
     name = "eager"
 
@@ -44,11 +44,11 @@ class EagerBackend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Return the attention output [B, R, H, D]; see ``AttentionBackend.attend``."""
-        batch, heads, rows, _ = query.shape
+        batch, heads, rows, width = query.shape
         kv_heads = key.shape[1]
         groups = heads // kv_heads
         # Query heads that share a kv head become one more dimension: keys are never repeated.
-        q_BKGRD = query.unflatten(1, (kv_heads, groups))
+        q_BKGRD = query.reshape(batch, kv_heads, groups, rows, width)
         scores = (q_BKGRD @ key[:, :, None].transpose(-1, -2)).to(lowered.dtype) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
@@ -57,5 +57,5 @@ class EagerBackend:
             column = sinks.to(scores.dtype).view(1, kv_heads, groups, 1, 1)
             scores = torch.cat([scores, column.expand(batch, -1, -1, rows, 1)], dim=-1)
         weights = scores.softmax(dim=-1)[..., : key.shape[2]].to(value.dtype)
-        out_BKGRD = weights @ value[:, :, None]
+        out_BKGRD: Tensor = weights @ value[:, :, None]
         return out_BKGRD.flatten(1, 2).transpose(1, 2)

@@ -77,7 +77,7 @@ def _parse(line: str, path: str, number: int) -> BenchPrompt:
             prompt = record["prompt"]
     except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"line {number} of {path} is not a prompt: it needs input_ids, messages, turns or prompt",
+            f"line {number} of {path} needs input_ids, messages, turns or prompt",
             key="bench.prompts",
         ) from error
     category = str(record.get("task") or record.get("category") or "all")

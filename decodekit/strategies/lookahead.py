@@ -9,11 +9,11 @@ the accepted text.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decodekit.errors import ConfigError
-from decodekit.interfaces import Budget, NGramPool, Proposal, StepOutcome
+from decodekit.interfaces import Budget, MakePool, NGramPool, Proposal, StepOutcome
 from decodekit.strategies.window import JacobiWindow
 from decodekit.tree import ROOT, TokenTree
 
@@ -73,7 +73,7 @@ class Lookahead:
         make_pool: Makes an n-gram pool from its name, ``per_key`` and ``max_keys``.
     """
 
-    def __init__(self, config: LookaheadConfig, make_pool: Callable[..., NGramPool]) -> None:
+    def __init__(self, config: LookaheadConfig, make_pool: MakePool) -> None:
         self.config = config
         self._make_pool = make_pool
         window = config.window_size * (config.ngram_size - 1) - 1

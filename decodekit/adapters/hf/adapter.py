@@ -104,5 +104,5 @@ class HFAdapter:
 
 
 def _padded(values: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return ``values`` with its last value repeated up to ``length``: a valid token or position."""
+    """Return ``values`` with the last repeated up to ``length``: a valid token or position."""
     return values + values[-1:] * (length - len(values))

@@ -31,7 +31,7 @@ class _Slab:
 
     def fits(self, states: Tensor) -> bool:
         """Return whether ``states`` [B, K, R, D] belong to a layer of this slab."""
-        layers, batch, heads, _, dim = self.data.shape
+        _, batch, heads, _, dim = self.data.shape
         return (
             states.shape[:2] == (batch, heads)
             and states.shape[3] == dim
@@ -40,7 +40,7 @@ class _Slab:
         )
 
 
-class _Layer(CacheLayerMixin):
+class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
     """One layer's view of the slabs, in the form that ``transformers`` models call."""
 
     is_sliding = False  # windows are the mask's business: every row is kept
@@ -63,7 +63,8 @@ class _Layer(CacheLayerMixin):
         """Write the rows [B, K, R, D] behind the committed ones; return all rows so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         rows = key_states.shape[2]
         lengths = self._cache.lengths
         for index, length in enumerate(lengths):
@@ -85,7 +86,7 @@ class _Layer(CacheLayerMixin):
         return self._cache.capacity
 
 
-class HFCache(Cache):
+class HFCache(Cache):  # type: ignore[misc]  # untyped base
     """The ``KVCache`` of the ``hf`` adapter, which is also a ``transformers`` cache.
 
     Args:

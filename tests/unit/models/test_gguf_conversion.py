@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 import torch
 
 from decodekit.errors import CheckpointError
-from decodekit.models import gguf_conversion
 from decodekit.models.contents import has_tokenizer, missing
 from decodekit.models.gguf_conversion import convert_gguf, require_gguf
 from decodekit.models.loading import load_model
@@ -58,6 +58,6 @@ def test_an_error_of_the_disk_is_left_to_the_cache(
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_conversion.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(CheckpointError, match="x is a GGUF file.*`pip install gguf accelerate`"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(CheckpointError, match=r"x is a GGUF file.*`pip install gguf accelerate`"):
         require_gguf("x")

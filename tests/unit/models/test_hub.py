@@ -101,6 +101,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallHub]:
         threading.Thread(target=small.serve_forever, args=(0.01,), daemon=True).start()
         endpoint = f"http://127.0.0.1:{small.server_address[1]}"
         template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         small.files = dict.fromkeys(

@@ -41,9 +41,16 @@ def test_settings_are_restored_after_an_error(verbosity: int, bars: bool, hub_ba
     (logging.enable_progress_bar if bars else logging.disable_progress_bar)()
     (hub.enable_progress_bars if hub_bars else hub.disable_progress_bars)()
     before = state()
-    with pytest.raises(ZeroDivisionError), quiet_transformers():
-        assert state() == (40, False, False)
-        raise ZeroDivisionError
+    inside: list[tuple[int, bool, bool]] = []
+
+    def fail() -> None:
+        with quiet_transformers():
+            inside.append(state())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert inside == [(40, False, False)]
     assert state() == before
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from decodekit.errors import CheckpointError
-from decodekit.models import gguf_conversion, smollm2
+from decodekit.models import smollm2
 from decodekit.models.checkpoint import resolve_checkpoint
 from decodekit.models.contents import has_tokenizer, missing
 from decodekit.models.loading import load_model
@@ -72,7 +72,7 @@ def test_what_conversion_needs_is_checked_before_the_download(
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        gguf_conversion.importlib.util,
+        importlib.util,
         "find_spec",
         lambda name: None if name == "gguf" else real(name),
     )

@@ -1,0 +1,43 @@
+# make demo   install, fetch the small model, watch lookahead decoding against token by token
+# make test   install what tests need; lint, types, all tests (a few minutes)
+# make fast   lint, types and the tests that need no real model (a minute or two)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+
+.PHONY: demo test fast lint format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/decodekit strategy=lookahead model=smollm2-135m max_new_tokens=128 compare=true \
+	  prompt="Write a Python function that returns the n-th Fibonacci number, and explain it step by step."
+
+test: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest
+
+fast: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest -m "not e2e"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
