@@ -78,12 +78,15 @@ class Lookahead:
         self._make_pool = make_pool
         window = config.window_size * (config.ngram_size - 1) - 1
         self.max_nodes = window + config.max_candidates * (config.ngram_size - 1)
+        self._new_pool()  # an unknown pool is refused now, not by the first request
 
     def new_proposer(self) -> LookaheadProposer:
         """Return a proposer for one sequence, with a pool of its own."""
+        return LookaheadProposer(self.config, self._new_pool())
+
+    def _new_pool(self) -> NGramPool:
         config = self.config
-        pool = self._make_pool(config.pool, per_key=config.max_candidates, max_keys=config.max_keys)
-        return LookaheadProposer(config, pool)
+        return self._make_pool(config.pool, per_key=config.max_candidates, max_keys=config.max_keys)
 
 
 class LookaheadProposer:

@@ -29,6 +29,7 @@ class HFAdapter:
 
     Raises:
         ModelSupportError: The model cannot be decoded exactly, with the reason.
+        BackendError: The backend does not support what the model asks of attention.
     """
 
     def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
@@ -37,6 +38,8 @@ class HFAdapter:
         self.backend = backend
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        # One token through all layers: what a backend refuses, it refuses now, not in mid-text.
+        self.forward([StepPlan(prefix=0, pending=(0,))], self.new_cache(batch=1, capacity=1))
 
     @property
     def vocab_size(self) -> int:
@@ -87,8 +90,9 @@ class HFAdapter:
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor(tokens, device=self.device),
             "position_ids": torch.tensor(positions, device=self.device),
-            # A 4-D mask is passed through untouched; the real one is in the step's attention.
-            "attention_mask": torch.ones((1, 1, 1, 1), device=self.device),
+            # A 4-D mask is passed through untouched, which saves building one; the real one is in
+            # the step. It is empty, so that a layer that used it would fail and not see too much.
+            "attention_mask": torch.ones((1, 1, 0, 0), device=self.device),
             "decodekit_step": StepAttention(self.backend, [plan.mask() for plan in plans]),
             "logits_to_keep": head_rows,
             "use_cache": True,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -80,7 +82,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The attention function that ``transformers`` calls once per layer."""
     if decodekit_step is None:
-        # Somebody else runs the model while one of our steps is under way in another thread.
+        # Somebody else runs the model in another thread while one of our steps is under way.
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -108,13 +110,24 @@ AttentionInterface.register(NAME, _attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+_locks: WeakKeyDictionary[PreTrainedModel, Lock] = WeakKeyDictionary()
+_locks_guard = Lock()
+
+
 @contextmanager
 def attention_of(model: PreTrainedModel) -> Iterator[None]:
-    """Make ``model`` call our attention function inside the block, and its own again after it."""
-    config = model.config
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    """Make ``model`` call our attention function inside the block, and its own again after it.
+
+    One thread at a time per model, whatever the number of adapters over it: another would take the
+    model's attention away in the middle of a pass.
+    """
+    with _locks_guard:
+        lock = _locks.setdefault(model, Lock())
+    with lock:
+        config = model.config
+        before = config._attn_implementation
+        config._attn_implementation = NAME
+        try:
+            yield
+        finally:
+            config._attn_implementation = before

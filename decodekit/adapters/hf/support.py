@@ -34,6 +34,8 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "it is an encoder-decoder model"
     if not model.can_generate():
         return "it has no language-modelling head"
+    if model.training:
+        return "it is in training mode, where dropout changes its output; call model.eval()"
     if getattr(model, "_is_stateful", False):
         return "it keeps a recurrent state that cannot be rolled back"
     kinds = set(getattr(config, "layer_types", None) or ())

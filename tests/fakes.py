@@ -1,0 +1,296 @@
+"""A language model without weights, proposers that are right, wrong or random, and tokenizers.
+
+``ToyAdapter`` has logits that are a hash of the path, so two different paths have unrelated logits
+and a step that runs, keeps or emits a wrong row shows at once. It is strict where a real model
+would compute nonsense: it sees tokens only through the plan's mask and its own cache, and fails if
+what a row sees is not one unbroken path from position 0, computed on that path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decodekit.interfaces import Budget, Proposal, StepOutcome
+from decodekit.plan import StepPlan
+from decodekit.tree import TokenTree
+
+__all__ = [
+    "ByteTokenizer",
+    "OracleProposer",
+    "PieceTokenizer",
+    "RandomProposer",
+    "ToyAdapter",
+    "ToyCache",
+    "plain_decode",
+]
+
+
+Path = tuple[int, ...]
+
+
+class ToyCache:
+    """The ``KVCache`` of ``ToyAdapter``: a row is the path it was computed on, itself included."""
+
+    def __init__(self, *, batch: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.rows: list[list[Path]] = [[] for _ in range(batch)]
+        self.scratch: list[list[Path]] = [[] for _ in range(batch)]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(len(rows) for rows in self.rows)
+
+    def commit(self, rows: Sequence[Sequence[int]]) -> None:
+        assert len(rows) == len(self.rows), "commit names every sequence"
+        for committed, scratch, keep in zip(self.rows, self.scratch, rows, strict=True):
+            committed.extend(scratch[row] for row in keep)
+            scratch.clear()
+
+    def reset(self) -> None:
+        for rows in (*self.rows, *self.scratch):
+            rows.clear()
+
+
+class ToyAdapter:
+    """A deterministic ``ModelAdapter`` over a small vocabulary.
+
+    Args:
+        vocab_size: V.
+        seed: Another seed is another model.
+        eos: The tokens that end a text.
+        max_positions: Positions that the model has; None for no limit.
+        context: Last tokens that the logits depend on; None for the whole path. With a small one
+            a text soon repeats itself, so that lookups and pools find something.
+        dtype: Of the logits.
+
+    Attributes:
+        forwards: The plans of every forward pass so far.
+        caches: Every cache made so far.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 11,
+        seed: int = 0,
+        *,
+        eos: Iterable[int] = (),
+        max_positions: int | None = None,
+        context: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.seed = seed
+        self.eos_token_ids = frozenset(eos)
+        self.max_positions = max_positions
+        self.context = context
+        self.dtype = dtype
+        self.forwards: list[list[StepPlan]] = []
+        self.caches: list[ToyCache] = []
+
+    def logits_after(self, path: Sequence[int]) -> Tensor:
+        """Return the logits [V] after the tokens ``path``: the whole model, in one line or two."""
+        seen = path if self.context is None else path[max(len(path) - self.context, 0) :]
+        name = f"{self.seed}:{','.join(map(str, seen))}".encode()
+        noise = np.frombuffer(hashlib.shake_128(name).digest(4 * self.vocab_size), dtype="<u4")
+        return torch.from_numpy(noise / 2.0**32 * 6 - 3).to(self.dtype)
+
+    def new_cache(self, *, batch: int, capacity: int) -> ToyCache:
+        cache = ToyCache(batch=batch, capacity=capacity)
+        self.caches.append(cache)
+        return cache
+
+    def forward(self, plans: Sequence[StepPlan], cache: ToyCache) -> list[Tensor]:
+        assert tuple(plan.prefix for plan in plans) == cache.lengths, "a plan for another prefix"
+        widest = max(plan.rows for plan in plans)
+        assert max(cache.lengths) + widest <= cache.capacity, "more rows than the cache has"
+        self.forwards.append(list(plans))
+        return [self._run(plan, cache, index) for index, plan in enumerate(plans)]
+
+    def _run(self, plan: StepPlan, cache: ToyCache, index: int) -> Tensor:
+        mask = plan.mask()
+        committed, scratch = cache.rows[index], cache.scratch[index]
+        scratch.clear()
+        for row, (token, position) in enumerate(zip(plan.tokens, plan.positions, strict=True)):
+            keys = [*committed, *scratch]  # a row sees none that comes after it
+            seen = [key for place, key in enumerate(keys) if mask.sees(row, place)]
+            later = range(plan.prefix + row + 1, plan.prefix + plan.rows)
+            assert not any(mask.sees(row, place) for place in later), "a later row is seen"
+            seen.sort(key=len)
+            assert [len(key) for key in seen] == list(range(1, position + 1)), "a gap in the path"
+            path = (*seen[-1], token) if seen else (token,)
+            assert all(key == path[: len(key)] for key in seen), "a row of another path is seen"
+            assert self.max_positions is None or position < self.max_positions, "no such position"
+            assert 0 <= token < self.vocab_size, "no such token"
+            scratch.append(path)
+        return torch.stack([self.logits_after(path) for path in scratch[plan.anchor_row :]])
+
+
+def argmax(logits: Tensor, position: int) -> int:
+    """Return the token of the greatest logit, the first of equals."""
+    values = logits.tolist()
+    return max(range(len(values)), key=lambda token: (values[token], -token))
+
+
+def plain_decode(
+    model: ToyAdapter,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    choose: Callable[[Tensor, int], int] = argmax,
+) -> list[int]:
+    """Decode token by token, without any of decodekit: what every strategy must give."""
+    tokens = list(prompt)
+    limit = len(prompt) + max_new_tokens
+    if model.max_positions is not None:
+        limit = min(limit, model.max_positions)
+    while len(tokens) < limit:
+        tokens.append(choose(model.logits_after(tokens), len(tokens)))
+        if tokens[-1] in model.eos_token_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+class _Watcher:
+    """A proposer that keeps what it is told, within its budget."""
+
+    def __init__(self) -> None:
+        self.budgets: list[Budget] = []
+        self.outcomes: list[StepOutcome] = []
+
+    def observe(self, outcome: StepOutcome) -> None:
+        assert list(outcome.committed[-len(outcome.tokens) :]) == list(outcome.tokens)
+        self.outcomes.append(outcome)
+
+
+class OracleProposer(_Watcher):
+    """Proposes the true continuation as one chain; wrong from one place on, if asked to be.
+
+    Args:
+        text: The prompt and its true continuation.
+        depth: Nodes of a chain.
+        wrong_at: The node whose token is wrong, from 0; None for a chain that is right.
+        vocab_size: V, for a wrong token.
+    """
+
+    def __init__(
+        self, text: Sequence[int], *, depth: int, wrong_at: int | None = None, vocab_size: int = 2
+    ) -> None:
+        super().__init__()
+        self.text = list(text)
+        self.depth = depth
+        self.wrong_at = wrong_at
+        self.vocab_size = vocab_size
+
+    def propose(self, committed: Sequence[int], budget: Budget) -> Proposal:
+        assert list(committed) == self.text[: len(committed)], "the text so far is not the true one"
+        self.budgets.append(budget)
+        chain = self.text[len(committed) : len(committed) + self.depth]
+        if self.wrong_at is not None and self.wrong_at < len(chain):
+            chain[self.wrong_at] = (chain[self.wrong_at] + 1) % self.vocab_size
+        return Proposal(TokenTree.chain(chain).limited(nodes=budget.nodes, depth=budget.depth))
+
+
+class RandomProposer(_Watcher):
+    """Proposes random trees, with duplicate siblings and, if ``text`` is given, a true branch.
+
+    Args:
+        seed: Of its own generator.
+        vocab_size: V.
+        nodes: Most random nodes of a tree.
+        text: The prompt and its true continuation, mixed into every other tree.
+    """
+
+    def __init__(
+        self, *, seed: int, vocab_size: int, nodes: int, text: Sequence[int] | None = None
+    ) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        self.vocab_size = vocab_size
+        self.nodes = nodes
+        self.text = text
+
+    def propose(self, committed: Sequence[int], budget: Budget) -> Proposal:
+        self.budgets.append(budget)
+        size = self.random.randint(0, self.nodes)
+        trees = [
+            TokenTree(
+                tuple(self.random.randrange(self.vocab_size) for _ in range(size)),
+                tuple(self.random.randrange(-1, node) for node in range(size)),
+            )
+        ]
+        if self.text is not None and self.random.random() < 0.5:
+            start = len(committed)
+            trees.append(TokenTree.chain(self.text[start : start + self.random.randint(1, 4)]))
+        self.random.shuffle(trees)
+        tree, _ = TokenTree.merge(trees, dedupe=self.random.random() < 0.5)
+        return Proposal(tree.limited(nodes=budget.nodes, depth=budget.depth))
+
+
+class ByteTokenizer:
+    """Tokens are runs of bytes, as in GPT-2, LLaMA 3 and Qwen; a character may span several.
+
+    Args:
+        pieces: The bytes of each token.
+        special: Tokens that ``skip_special_tokens`` leaves out.
+        clean_up: Whether a space before a punctuation mark is dropped, unless the caller says no.
+    """
+
+    def __init__(
+        self, pieces: Sequence[bytes], *, special: Iterable[int] = (), clean_up: bool = False
+    ) -> None:
+        self.pieces = list(pieces)
+        self.special = frozenset(special)
+        self.clean_up = clean_up
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> str:
+        kept = [t for t in token_ids if not (skip_special_tokens and t in self.special)]
+        text = b"".join(self.pieces[token] for token in kept).decode("utf-8", "replace")
+        clean = clean_up_tokenization_spaces
+        if self.clean_up if clean is None else clean:
+            for mark in (".", ",", "!", "?", "n't", "'s"):
+                text = text.replace(f" {mark}", mark)
+        return text
+
+
+class PieceTokenizer:
+    """Tokens are pieces of text with ``▁`` for a space, as in LLaMA 2 and Mistral.
+
+    The space at the start of a text is dropped. ``<0xE2>`` is a byte; a run of bytes that is not
+    whole characters is broken as a whole.
+
+    Args:
+        pieces: The text of each token.
+    """
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.pieces = list(pieces)
+
+    def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **options: Any
+    ) -> str:
+        text = ""
+        run = b""
+        for piece in [*(self.pieces[token] for token in token_ids), ""]:
+            if piece.startswith("<0x"):
+                run += bytes([int(piece[3:5], 16)])
+                continue
+            try:
+                text += run.decode("utf-8")
+            except UnicodeDecodeError:
+                text += "\ufffd" * len(run)
+            run = b""
+            text += piece.replace("▁", " ")
+        return text.removeprefix(" ")

@@ -1,0 +1,142 @@
+"""The promise: every strategy gives the tokens of a plain loop, greedy and sampled, on any backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decodekit import Decoder
+from decodekit.sampling import PositionSampler, SamplingParams
+from tests.tiny import VOCABULARY, greedy_loop, logits_after, random_prompt, tiny_model
+
+STRATEGIES: list[Any] = [
+    "autoregressive",
+    "jacobi",
+    "prompt_lookup",
+    "lookahead",
+    {"name": "lookahead", "window_size": 15, "ngram_size": 5, "max_candidates": 15},
+    {"name": "lookahead", "window_size": 3, "ngram_size": 4, "max_candidates": 3},
+    {"name": "lookahead", "realign": True},
+]
+SAMPLED = {"temperature": 0.8, "top_p": 0.95}
+
+
+def sampled_loop(model: Any, prompt: list[int], count: int, params: SamplingParams) -> list[int]:
+    """Sample token by token, each from a full forward pass of the model's own."""
+    tokens: list[int] = []
+    for _ in range(count):
+        logits = logits_after(model, [*prompt, *tokens])
+        position = len(prompt) + len(tokens)
+        tokens += PositionSampler(params).choose(logits[None], [position])
+    return tokens
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gpt2"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_greedy_equals_a_plain_loop_and_generate(kind: str, backend: str) -> None:
+    model = tiny_model(kind)
+    prompt = random_prompt(21)
+    expected = greedy_loop(model, prompt, 48)
+    generated = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)
+    assert generated[0, len(prompt) :].tolist() == expected
+    for strategy in STRATEGIES:
+        result = Decoder.from_model(model, strategy=strategy, backend=backend).generate(
+            prompt, max_new_tokens=48
+        )
+        assert result.tokens == expected, strategy
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sampled_equals_a_plain_loop(kind: str, seed: int) -> None:
+    model = tiny_model(kind)
+    prompt = random_prompt(9, seed=seed)
+    expected = sampled_loop(model, prompt, 40, SamplingParams(**SAMPLED, seed=seed))
+    assert expected != greedy_loop(model, prompt, 40)
+    for strategy in STRATEGIES:
+        result = Decoder.from_model(model, strategy=strategy).generate(
+            prompt, max_new_tokens=40, seed=seed, **SAMPLED
+        )
+        assert result.tokens == expected, strategy
+
+
+def test_a_strategy_saves_steps_where_the_text_repeats() -> None:
+    """Guards the tests above against strategies that propose nothing."""
+    model = tiny_model("gemma2")  # this one repeats a single token
+    for strategy in STRATEGIES[1:]:
+        decoder = Decoder.from_model(model, strategy=strategy, backend="eager")
+        stats = decoder.generate(random_prompt(8), max_new_tokens=48).stats
+        assert stats.tokens_per_step > 2, strategy
+
+
+@settings(max_examples=25)
+@given(
+    prompt=st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=40),
+    count=st.integers(0, 30),
+    window_size=st.integers(1, 6),
+    ngram_size=st.integers(2, 5),
+    max_candidates=st.integers(0, 5),
+    realign=st.booleans(),
+    prefill_chunk=st.integers(1, 50),
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    top_k=st.sampled_from([0, 1, 7]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_any_lookahead_equals_autoregressive(
+    prompt: list[int],
+    count: int,
+    window_size: int,
+    ngram_size: int,
+    max_candidates: int,
+    realign: bool,
+    prefill_chunk: int,
+    temperature: float,
+    top_k: int,
+    min_p: float,
+    seed: int,
+) -> None:
+    model = tiny_model()
+    strategy = {
+        "name": "lookahead",
+        "window_size": window_size,
+        "ngram_size": ngram_size,
+        "max_candidates": max_candidates,
+        "realign": realign,
+    }
+    options: dict[str, Any] = {
+        "max_new_tokens": count,
+        "temperature": temperature,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+    }
+    expected = Decoder.from_model(model, strategy="autoregressive").generate(prompt, **options)
+    result = Decoder.from_model(model, strategy=strategy, prefill_chunk=prefill_chunk).generate(
+        prompt, **options
+    )
+    assert result.tokens == expected.tokens
+    assert len(result.tokens) == count
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    """Float64 is exact; in bfloat16 a strategy may differ only where the best two are a tie."""
+    model = tiny_model(dtype=dtype)
+    prompt = random_prompt(12)
+    expected = greedy_loop(model, prompt, 40)
+    for strategy in STRATEGIES:
+        tokens = Decoder.from_model(model, strategy=strategy).generate(
+            prompt, max_new_tokens=40
+        ).tokens
+        place = next((i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b), None)
+        if place is None:
+            continue
+        assert dtype is torch.bfloat16
+        best = logits_after(model, [*prompt, *expected[:place]]).float().topk(2).values
+        # Two rounding steps of bfloat16 at the size of the logits.
+        assert best[0] - best[1] <= 2 * 2**-8 * best.abs().max()
