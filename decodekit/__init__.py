@@ -9,10 +9,11 @@ from decodekit.errors import DecodekitError
 
 if TYPE_CHECKING:
     from decodekit.config import DecoderConfig
-    from decodekit.decoder import Decoder, GenerationStream
+    from decodekit.decoder import Decoder
     from decodekit.hookspecs import hookimpl
     from decodekit.registry import Component
     from decodekit.result import GenerationResult, GenerationStats, TextChunk
+    from decodekit.stream import GenerationStream
     from decodekit.tree import TokenTree
 
 __version__ = "0.1.0"
@@ -25,7 +26,7 @@ _LAZY = {
     "DecoderConfig": "decodekit.config",
     "GenerationResult": "decodekit.result",
     "GenerationStats": "decodekit.result",
-    "GenerationStream": "decodekit.decoder",
+    "GenerationStream": "decodekit.stream",
     "TextChunk": "decodekit.result",
     "TokenTree": "decodekit.tree",
     "hookimpl": "decodekit.hookspecs",

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decodekit.config import DecoderConfig
 from decodekit.errors import GenerationError
 from decodekit.factory import build_adapter, build_strategy, build_verifier, load
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
-from decodekit.loop import decode
+from decodekit.loop import StepRecord, decode
 from decodekit.prompts import Prompt, encode_prompt
-from decodekit.result import GenerationResult, GenerationStats, TextChunk
+from decodekit.result import GenerationResult
 from decodekit.runner import LocalRunner
 from decodekit.sampling import SamplingParams, make_sampler
 from decodekit.stopping import StopRules
+from decodekit.stream import GenerationStream
 from decodekit.text import IncrementalText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["Decoder", "GenerationStream"]
+__all__ = ["Decoder"]
 
 
 class Decoder:
@@ -193,125 +194,60 @@ class Decoder:
             "min_p": min_p,
             "seed": seed,
         }
-        return GenerationStream(
-            self,
-            prompt,
-            sampling=_override(self.sampling, given),
-            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
-            stop=[stop] if isinstance(stop, str) else list(stop),
-            chat=self.chat if chat is None else chat,
-        )
-
-
-class GenerationStream:
-    """An iterator over the accepted runs of one request, made by ``Decoder.stream``.
-
-    ``result`` holds what has been decoded so far at any time, also after an interruption.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        prompt: Prompt,
-        *,
-        sampling: SamplingParams,
-        max_new_tokens: int,
-        stop: Sequence[str],
-        chat: bool,
-    ) -> None:
-        self._started = time.perf_counter()
-        adapter, tokenizer = decoder.adapter, decoder.tokenizer
-        ids = encode_prompt(prompt, tokenizer, chat=chat, vocab_size=adapter.vocab_size)
-        limit = adapter.max_positions
+        started = time.perf_counter()
+        params = _override(self.sampling, given)
+        chat = self.chat if chat is None else chat
+        ids = encode_prompt(prompt, self.tokenizer, chat=chat, vocab_size=self.adapter.vocab_size)
+        limit = self.adapter.max_positions
         if limit is not None and len(ids) >= limit:
             raise GenerationError(
                 f"the prompt has {len(ids)} tokens and the model's context is {limit}; "
                 "shorten the prompt to leave room for an answer"
             )
-        if stop and tokenizer is None:
-            raise GenerationError("stop strings need a tokenizer; give one to the Decoder")
-        self._prompt = ids
-        self._text = None
-        if tokenizer is not None:
-            # A plain text goes on where the prompt ends; an answer in a chat starts afresh.
-            context = () if chat or not isinstance(prompt, str) else ids[-4:]
-            self._text = IncrementalText(tokenizer, stop=stop, context=context)
-        self._rules = StopRules(
-            max_new_tokens=max_new_tokens,
+        # A plain text goes on where the prompt ends; an answer in a chat starts afresh.
+        text = self._new_text(
+            stop, context=ids[-4:] if isinstance(prompt, str) and not chat else ()
+        )
+        rules = StopRules(
+            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
             room=None if limit is None else limit - len(ids),
-            eos_token_ids=adapter.eos_token_ids,
-            text=self._text,
+            eos_token_ids=self.adapter.eos_token_ids,
+            text=text,
         )
-        self._tokens: list[int] = []
-        self._steps = self._nodes = 0
-        self._first = self._last = 0.0
-        self._chunks = self._decode(decoder, sampling)
-
-    def __iter__(self) -> Iterator[TextChunk]:
-        return self
-
-    def __next__(self) -> TextChunk:
-        return next(self._chunks)
-
-    def run(self) -> GenerationResult:
-        """Decode to the end and return the result."""
-        for _ in self._chunks:
-            pass
-        return self.result
-
-    def close(self) -> None:
-        """End the request where it is; ``result`` holds what there is."""
-        self._chunks.close()
-
-    @property
-    def result(self) -> GenerationResult:
-        """What has been decoded so far; ``finish_reason`` is ``cancelled`` before the end."""
-        return GenerationResult(
-            text=self._text.text if self._text is not None else "",
-            tokens=list(self._tokens),
-            finish_reason=self._rules.finish_reason or "cancelled",
-            stats=GenerationStats(
-                steps=self._steps,
-                tokens=len(self._tokens),
-                nodes=self._nodes,
-                seconds=self._last,
-                time_to_first_token=self._first,
-            ),
-            prompt_tokens=list(self._prompt),
+        return GenerationStream(
+            ids, self._records(ids, rules, params), rules=rules, text=text, started=started
         )
 
-    def _decode(
-        self, decoder: Decoder, sampling: SamplingParams
-    ) -> Generator[TextChunk, None, None]:
-        idle = decoder._idle
-        runner = (
-            idle.pop()
-            if idle
-            else LocalRunner(decoder.adapter, prefill_chunk=decoder.prefill_chunk)
-        )
-        strategy = decoder.strategy
+    def _new_text(
+        self, stop: str | Sequence[str], *, context: Sequence[int]
+    ) -> IncrementalText | None:
+        strings = [stop] if isinstance(stop, str) else list(stop)
+        if self.tokenizer is not None:
+            return IncrementalText(self.tokenizer, stop=strings, context=context)
+        if strings:
+            raise GenerationError("stop strings need a tokenizer; give one to the Decoder")
+        return None
+
+    def _records(
+        self, ids: list[int], rules: StopRules, params: SamplingParams
+    ) -> Generator[StepRecord, None, None]:
+        """Yield the steps of a request on a runner that no other request uses meanwhile."""
+        if self._idle:
+            runner = self._idle.pop()
+        else:
+            runner = LocalRunner(self.adapter, prefill_chunk=self.prefill_chunk)
         try:
-            for record in decode(
-                self._prompt,
+            yield from decode(
+                ids,
                 runner=runner,
-                proposer=strategy.new_proposer(),
-                verifier=decoder.verifier,
-                sampler=make_sampler(sampling),
-                rules=self._rules,
-                max_nodes=strategy.max_nodes,
-            ):
-                self._last = time.perf_counter() - self._started
-                self._first = self._first or self._last
-                self._steps += 1
-                self._nodes += record.nodes
-                self._tokens.extend(record.tokens)
-                reason = self._rules.finish_reason
-                if reason is not None and self._text is not None:
-                    self._text.finish()
-                piece = self._text.take() if self._text is not None else ""
-                yield TextChunk(text=piece, tokens=record.tokens, finish_reason=reason)
+                proposer=self.strategy.new_proposer(),
+                verifier=self.verifier,
+                sampler=make_sampler(params),
+                rules=rules,
+                max_nodes=self.strategy.max_nodes,
+            )
         finally:
-            idle.append(runner)
+            self._idle.append(runner)
 
 
 def _override(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from decodekit.config import RunConfig
-from decodekit.decoder import Decoder, GenerationStream
+from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError
 from decodekit.result import GenerationResult
+from decodekit.stream import GenerationStream
 
 __all__ = ["first_difference", "run_generate", "stats_record"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from decodekit.errors import GenerationError, TreeError
@@ -24,11 +24,13 @@ class StepRecord:
         tokens: The new tokens, at least one.
         rows: R, the rows of the pass; for a prefill in chunks, of its last one.
         nodes: T, the guessed nodes among them.
+        forward_seconds: Wall time in the model; on a GPU, until its calls returned.
     """
 
     tokens: tuple[int, ...]
     rows: int
     nodes: int
+    forward_seconds: float
 
 
 def decode(
@@ -40,7 +42,7 @@ def decode(
     sampler: Sampler,
     rules: StopRules,
     max_nodes: int,
-) -> Iterator[StepRecord]:
+) -> Generator[StepRecord, None, None]:
     """Yield the accepted runs that continue ``prompt``, until ``rules`` end the text.
 
     Args:
@@ -75,6 +77,7 @@ def decode(
         _check(proposal, budget, proposer)
         prefix = runner.cache.lengths[0]
         plan = StepPlan(prefix, tuple(committed[prefix:]), proposal.tree)
+        started = runner.forward_seconds
         try:
             (logits,) = runner.run([plan])
             target = StepTarget(plan, logits, sampler)
@@ -88,7 +91,8 @@ def decode(
         committed.extend(tokens)
         if rules.finish_reason is None:
             proposer.observe(StepOutcome(plan, proposal, target, accepted, tokens, committed))
-        yield StepRecord(tokens, plan.rows, len(proposal.tree))
+        spent = runner.forward_seconds - started
+        yield StepRecord(tokens, plan.rows, len(proposal.tree), spent)
         step += 1
 
 

@@ -19,6 +19,8 @@ class GenerationStats:
         tokens: New tokens.
         nodes: Guessed tokens that were run, in all steps.
         seconds: Wall time, from the call to the last token.
+        forward_seconds: Wall time in the model's forward passes; the rest is host work. On a GPU,
+            the time until the calls returned.
         time_to_first_token: Wall time in seconds, from the call to the first token; 0 if there is
             none.
     """
@@ -27,6 +29,7 @@ class GenerationStats:
     tokens: int
     nodes: int
     seconds: float
+    forward_seconds: float
     time_to_first_token: float
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -33,6 +34,8 @@ class LocalRunner:
         self.prefill_chunk = prefill_chunk
         self._cache: KVCache | None = None
         self._leads: list[int] = []  # pending rows of the last pass, per sequence
+        self.forward_seconds = 0.0
+        """Wall time spent in the adapter since ``start``; on a GPU, until its calls returned."""
 
     @property
     def cache(self) -> KVCache:
@@ -45,6 +48,7 @@ class LocalRunner:
 
         The memory of an earlier request is taken again if it is large enough.
         """
+        self.forward_seconds = 0.0
         cache = self._cache
         if cache is not None and len(cache.lengths) == batch and cache.capacity >= capacity:
             cache.reset()
@@ -57,7 +61,7 @@ class LocalRunner:
 
         Pending tokens beyond ``prefill_chunk`` are run and committed in passes of their own first.
         """
-        return self.adapter.forward(self._prefill(plans), self.cache)
+        return self._forward(self._prefill(plans))
 
     def commit(self, keep: Sequence[Sequence[int]]) -> None:
         """Keep, per sequence, the pending rows of the last step and these nodes of its tree."""
@@ -75,12 +79,11 @@ class LocalRunner:
         while any(len(plan.pending) > chunk for plan in plans):
             # A sequence that is done already takes part with one row that is not kept.
             takes = [chunk if len(plan.pending) > chunk else 0 for plan in plans]
-            self.adapter.forward(
+            self._forward(
                 [
                     StepPlan(plan.prefix, plan.pending[: take or 1])
                     for plan, take in zip(plans, takes, strict=True)
-                ],
-                self.cache,
+                ]
             )
             self.cache.commit([range(take) for take in takes])
             plans = [
@@ -89,3 +92,9 @@ class LocalRunner:
             ]
         self._leads = [len(plan.pending) for plan in plans]
         return plans
+
+    def _forward(self, plans: Sequence[StepPlan]) -> list[Tensor]:
+        start = time.perf_counter()
+        logits = self.adapter.forward(plans, self.cache)
+        self.forward_seconds += time.perf_counter() - start
+        return logits

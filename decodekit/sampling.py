@@ -69,9 +69,6 @@ class SamplingParams:
 class Sampler(Protocol):
     """Chooses the target model's token after rows of logits."""
 
-    eager: bool
-    """Whether choosing for all rows at once is cheap, so that it should be done in one go."""
-
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return the token after each of R rows.
 
@@ -88,8 +85,6 @@ class Sampler(Protocol):
 class GreedySampler:
     """The most probable token; of equals, the one with the lowest id."""
 
-    eager = True
-
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return the argmax of each row; see ``Sampler.choose``."""
         best, tokens = logits.max(dim=-1)
@@ -103,8 +98,6 @@ class PositionSampler:
     Args:
         params: The temperature, above 0, the filters and the seed.
     """
-
-    eager = False
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params

@@ -38,11 +38,12 @@ class StepTarget:
         """Return the model's token after each of ``nodes``, in one go."""
         wanted = [node for node in dict.fromkeys(nodes) if node not in self._chosen]
         if wanted:
-            if self._sampler.eager:
+            if self._logits.device.type == "cpu":
+                logits = self._logits[[node + 1 for node in wanted]]
+            else:
+                # Every question costs a wait for the device: ask once, for all rows.
                 wanted = list(range(ROOT, len(self._logits) - 1))
                 logits = self._logits
-            else:
-                logits = self._logits[[node + 1 for node in wanted]]
             places = [self._positions[node + 1] + 1 for node in wanted]
             tokens = self._sampler.choose(logits, places)
             self._chosen.update(zip(wanted, tokens, strict=True))

@@ -1,0 +1,87 @@
+"""The command line as users start it: signals, pipes and files need a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+MODULE = [sys.executable, "-m", "decodekit"]
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*MODULE, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        cwd=cwd,
+    )
+
+
+def test_defaults_compare_and_leave_no_files(tmp_path: Path) -> None:
+    process = start("prompt=What is 2+2? (Answer, please!)", "compare=true", cwd=tmp_path)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "4" in out
+    assert "equal tokens" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_in_mid_text_keeps_what_there_is(tmp_path: Path) -> None:
+    process = start(
+        "prompt=Write a long story.", "max_new_tokens=2000", "strategy=autoregressive", cwd=tmp_path
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert len(first) == 20
+    assert "(cancelled)" in err
+    assert "Traceback" not in err + out
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    process = start("prompt=Write a story.", "max_new_tokens=60", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.read(5)
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    process.wait(timeout=120)
+    process.stderr.close()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert "Traceback" not in err
+
+
+def test_stdin_to_json(tmp_path: Path) -> None:
+    process = start("prompt=-", "format=json", "max_new_tokens=12", cwd=tmp_path)
+    out, err = process.communicate("Say hello.", timeout=300)
+    assert process.returncode == 0, err
+    assert json.loads(out)["stats"]["tokens"] <= 12
+
+
+def test_a_hub_model_without_a_network_is_one_line_within_seconds(tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*MODULE, "model=llama2-7b", "prompt=x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("decodekit: ")
+    assert done.stderr.count("\n") == 1

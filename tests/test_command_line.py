@@ -1,0 +1,252 @@
+"""The command line over a tiny model, run in this process; signals and pipes are in tests/e2e."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from decodekit import Decoder
+from decodekit.cli import main
+from decodekit.stream import GenerationStream
+from tests.checkpoint import save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: str) -> str:
+    decoder = Decoder.from_config(model=checkpoint, strategy="autoregressive")
+    return decoder.generate("a b c", max_new_tokens=9).text
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, f"model={checkpoint}", "prompt=a b c", "max_new_tokens=9")
+    assert (code, out) == (0, expected + "\n")
+    assert err.count("\n") == 2  # an empty line and the summary
+    for part in ("lookahead: 9 tokens in", "tokens/step", "rows/step", "tokens/s", "first token"):
+        assert part in err
+    assert list(tmp_path.iterdir()) == []  # no outputs/, no logs
+    assert Path.cwd() == tmp_path
+
+
+def test_compare(capsys: pytest.CaptureFixture[str], checkpoint: str, expected: str) -> None:
+    code, out, err = run(
+        capsys, f"model={checkpoint}", "prompt=a b c", "max_new_tokens=9", "compare=true"
+    )
+    assert (code, out) == (0, expected + "\n")
+    assert "autoregressive: 9 tokens in 9 steps" in err
+    assert "times as fast, equal tokens" in err
+
+
+def test_compare_fails_where_the_tokens_differ(
+    capsys: pytest.CaptureFixture[str], checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = Decoder.with_strategy
+
+    def other(self: Decoder, strategy: object) -> Decoder:
+        decoder = keep(self, strategy)
+        decoder.sampling.temperature = 5.0
+        return decoder
+
+    monkeypatch.setattr(Decoder, "with_strategy", other)
+    code, _, err = run(
+        capsys, f"model={checkpoint}", "prompt=a b c", "compare=true", "max_new_tokens=9"
+    )
+    assert code == 1
+    assert "DIFFERENT from token" in err
+
+
+def test_json(capsys: pytest.CaptureFixture[str], checkpoint: str, expected: str) -> None:
+    code, out, err = run(
+        capsys,
+        f"model={checkpoint}",
+        "prompt=a b c",
+        "max_new_tokens=9",
+        "format=json",
+        "compare=true",
+        "strategy=jacobi",
+    )
+    record = json.loads(out)
+    assert (code, err) == (0, "")
+    assert record["text"] == expected
+    assert len(record["tokens"]) == record["stats"]["tokens"] == 9
+    assert record["finish_reason"] == "length"
+    assert record["strategy"] == {"name": "jacobi", "window_size": 8}
+    assert record["compare"]["equal"] is True
+    assert record["compare"]["autoregressive"]["steps"] == 9
+
+
+def test_prompts_from_stdin_and_files(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("a b c", encoding="utf-8")
+    common = (f"model={checkpoint}", "max_new_tokens=9")
+    assert run(capsys, *common, f"prompt_file={file}")[1] == expected + "\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a b c")))
+    assert run(capsys, *common, "prompt=-")[1] == expected + "\n"
+
+
+def test_chat_stop_and_sampling(capsys: pytest.CaptureFixture[str], checkpoint: str) -> None:
+    common = (f"model={checkpoint}", "prompt=a b c", "max_new_tokens=9")
+    chat = run(capsys, *common)[1]
+    plain = run(capsys, *common, "chat=false")[1]
+    assert plain != chat
+    word = chat.split()[3]
+    assert run(capsys, *common, f"stop={word}")[1] == chat[: chat.index(word)] + "\n"
+    assert run(capsys, *common, f"stop=[zzz,'{word}']")[1] == chat[: chat.index(word)] + "\n"
+    sampled = [
+        run(capsys, *common, "sampling=sample", "sampling.temperature=2.0", *more)[1]
+        for more in (["seed=1"], ["seed=1", "strategy=autoregressive"], ["seed=2"])
+    ]
+    assert sampled[0] == sampled[1] != sampled[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["strategy=lookahed"], "unknown strategy 'lookahed': did you mean 'lookahead'?"),
+        (["strategy.windw_size=3"], "unknown key 'windw_size' in 'strategy': did you mean"),
+        (["prompt=x", "strategy.window_size=0"], "window_size must be 1 or more, not 0"),
+        ([], "give a prompt"),
+        (["prompt=x", "prompt_file=y"], "not both"),
+        (["prompt_file=/nowhere"], "cannot read the prompt file /nowhere"),
+        (["job=bench"], "give prompts: bench.prompts=FILE.jsonl"),
+        (["job=bench", "bench.prompts=/nowhere"], "cannot read the prompts in /nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("decodekit: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_run_time_errors_are_one_line_and_code_1(
+    capsys: pytest.CaptureFixture[str], checkpoint: str
+) -> None:
+    code, _, err = run(capsys, "model=/nowhere/at/all", "prompt=x")
+    assert code == 1
+    assert "/nowhere/at/all" in err
+    assert err.count("\n") == 1
+    code, _, err = run(capsys, f"model={checkpoint}", "prompt=" + "a " * 200)
+    assert code == 1
+    assert "the model's context is 128; shorten the prompt" in err
+
+
+def test_stdin_that_is_not_text(
+    capsys: pytest.CaptureFixture[str], checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x00")))
+    code, _, err = run(capsys, f"model={checkpoint}", "prompt=-")
+    assert code == 2
+    assert "not UTF-8" in err
+
+
+def test_ctrl_c_keeps_the_text_so_far(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = GenerationStream.__next__
+    count = 0
+
+    def interrupted(self: GenerationStream) -> object:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(GenerationStream, "__next__", interrupted)
+    code, out, err = run(
+        capsys,
+        f"model={checkpoint}",
+        "prompt=a b c",
+        "max_new_tokens=9",
+        "strategy=autoregressive",
+    )
+    assert code == 130
+    assert out.strip()
+    assert expected.startswith(out.strip())
+    assert "3 tokens in 3 steps" in err
+    assert "(cancelled)" in err
+
+
+def test_bench(capsys: pytest.CaptureFixture[str], checkpoint: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [
+        {"id": "one", "category": "x", "kind": "chat", "turns": ["a b c"]},
+        {"id": "two", "category": "y", "input_ids": [3, 4, 5]},
+        {"id": "three", "category": "y", "input_ids": [3, 4, 6]},
+    ]
+    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    output = tmp_path / "out.jsonl"
+    code, out, _ = run(
+        capsys,
+        "job=bench",
+        f"model={checkpoint}",
+        f"bench.prompts={prompts}",
+        "bench.limit=1",
+        "bench.repeats=2",
+        "bench.strategies=[autoregressive,{name:lookahead,window_size:3}]",
+        f"bench.output={output}",
+        "max_new_tokens=8",
+    )
+    assert code == 0
+    for name in ("autoregressive", "lookahead(window_size=3)", "transformers greedy"):
+        assert out.count(name) == 3  # all, x and y
+    assert "transformers prompt_lookup" in out
+    header, *records = map(json.loads, output.read_text(encoding="utf-8").splitlines())
+    assert header["header"]["versions"]["torch"]
+    assert len(records) == 2 * 2 * 4
+    assert all(record["equal"] for record in records)
+    assert all(len(record["run"]["tokens"]) == 8 for record in records)
+    steps = {record["contender"]: record["run"]["steps"] for record in records}
+    assert steps["autoregressive"] == steps["transformers greedy"] == 8
+
+
+def test_bench_mistakes(
+    capsys: pytest.CaptureFixture[str], checkpoint: str, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"input_ids": [3]}\n', encoding="utf-8")
+    common = ("job=bench", f"model={checkpoint}", f"bench.prompts={prompts}")
+    for extra, message in (
+        ("bench.baselines=[gredy]", "unknown baseline 'gredy': did you mean 'greedy'"),
+        ("bench.strategies=[lookahed]", "unknown strategy 'lookahed'"),
+        ("sampling=sample", "a benchmark is greedy"),
+    ):
+        code, _, err = run(capsys, *common, extra)
+        assert code == 2
+        assert message in err
+    code, _, err = run(capsys, *common, "bench.strategies=[]", "bench.baselines=[]")
+    assert code == 2
+    assert "nothing to compare" in err
