@@ -5,10 +5,13 @@ The only module that imports Hydra and OmegaConf; beyond it there are dataclasse
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -16,6 +19,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
+from hydra.version import VersionBase
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -59,10 +63,13 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         key, sign, value = override.partition("=")
         if sign and key in _LITERAL and not (key == "stop" and value.startswith("[")):
-            literal[key] = [value] if key == "stop" else value
+            literal[key] = value
+        elif key == "model" and _is_path(value):
+            literal[key] = value
+            rest.append("model=local")
         else:
             rest.append(override)
-    return dataclasses.replace(_to_dataclass(_compose(rest)), **literal)
+    return _with_literal(_to_dataclass(_compose(rest)), literal)
 
 
 def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
@@ -77,9 +84,13 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
         ConfigError: As for ``compose_config``.
     """
     plain = _plain(settings) if isinstance(settings, DictConfig) else dict(settings)
+    literal = {key: plain.pop(key) for key in _LITERAL if key in plain}
     choices: list[str] = []
     for key in _GROUPS:
         value = plain.get(key)
+        if key == "model" and isinstance(value, str) and _is_path(value):
+            literal[key] = plain.pop(key)
+            value = "local"
         if isinstance(value, Mapping):
             plain[key] = value = dict(value)
             # A model that says itself where it is may have any name.
@@ -87,18 +98,18 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
             value = None if local else value.get("name")
             if local:
                 choices.append("model=local")
-        elif value is not None:
-            del plain[key]
+        elif key in plain:
+            value = str(plain.pop(key))
         if value is not None:
             choices.append(f"{key}={value}")
-    literal = {key: plain.pop(key) for key in _LITERAL if key in plain}
     config = _compose(choices)
     for dotted in _leaves(plain):
         _check_key(config, dotted)
     try:
-        return dataclasses.replace(_to_dataclass(OmegaConf.merge(config, plain)), **literal)
+        merged = OmegaConf.merge(config, plain)
     except OmegaConfBaseException as error:
-        raise ConfigError(_reason(error)) from error
+        raise _config_error(error) from error
+    return _with_literal(_to_dataclass(merged), literal)
 
 
 def group_options(group: str) -> list[str]:
@@ -109,16 +120,15 @@ def group_options(group: str) -> list[str]:
 
 def to_yaml(config: RunConfig) -> str:
     """Return the settings as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+    text: str = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
     """Compose after checking names and keys, so that a mistake gets one line with the fix."""
     with _hydra():
         try:
-            parsed = OverridesParser.create().parse_overrides(
-                [part for override in overrides for part in _expand(override)]
-            )
+            parsed = OverridesParser.create().parse_overrides(list(overrides))
         except HydraException as error:
             raise ConfigError(
                 f"cannot read the override: {_reason(error)} (write key=value, and quote a "
@@ -146,15 +156,35 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
             config = compose("config", overrides=choices)
             for key, value in values.items():
                 _check_key(config, key)
+                group, _, last = key.rpartition(".")
+                if last == "name" and _GROUPS.get(group) is not None:
+                    raise ConfigError(f"choose a {group} with {group}={value}", key=key)
                 OmegaConf.update(config, key, value)
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(_reason(error)) from error
+            raise _config_error(error) from error
     return config
 
 
-def _hydra() -> initialize_config_module:
-    """Return the context in which our files and the registered schemas can be composed."""
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Make our files and the registered schemas composable inside the block.
+
+    Hydra's state is global. An application that uses Hydra itself, or calls us from inside its own
+    main function, finds everything as it was afterwards.
+    """
     store = ConfigStore.instance()
+    before = (GlobalHydra.instance().hydra, store.repo, VersionBase.instance().version_base)
+    GlobalHydra.instance().clear()
+    store.repo = copy.deepcopy(store.repo)
+    try:
+        _store_schemas(store)
+        with initialize_config_module("decodekit.conf", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra, store.repo, VersionBase.instance().version_base = before
+
+
+def _store_schemas(store: ConfigStore) -> None:
     store.store("run", _schema(), group="schema")
     store.store("model", ModelConfig, group="schema")
     store.store("sampling", SamplingParams, group="schema")
@@ -167,7 +197,6 @@ def _hydra() -> initialize_config_module:
             store.store(name, component.config, group=f"schema/{group}")
             if component.plugin != "decodekit":  # built-ins have files in conf/
                 store.store(name, component.config, group=group)
-    return initialize_config_module("decodekit.conf", version_base="1.3")
 
 
 def _schema() -> type:
@@ -191,13 +220,19 @@ def _check_choice(group: str, name: str) -> None:
         raise ConfigError(f"unknown {group} {name!r}: {nearest(name, options)}", key=group)
 
 
-def _expand(override: str) -> list[str]:
-    """Turn ``model=/a/directory`` and ``model=owner/name`` into the choice of ``local``'s path."""
-    key, _, value = override.partition("=")
-    if key != "model" or "/" not in value:
-        return [override]
-    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-    return ["model=local", f"model.path='{quoted}'"]
+def _is_path(model: str) -> bool:
+    """Return whether ``model=...`` gives a directory or a hub name, not one of ``conf/model/``."""
+    return "/" in model or "\\" in model
+
+
+def _with_literal(config: RunConfig, literal: Mapping[str, Any]) -> RunConfig:
+    """Return ``config`` with the texts that were kept from Hydra's grammar and interpolations."""
+    values = dict(literal)
+    if "model" in values:
+        values["model"] = dataclasses.replace(config.model, path=values["model"])
+    if isinstance(values.get("stop"), str):
+        values["stop"] = [values["stop"]]
+    return dataclasses.replace(config, **values)
 
 
 def _check_key(config: DictConfig, dotted: str) -> None:
@@ -225,7 +260,10 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    try:
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise _config_error(error) from error
 
 
 def _to_dataclass(config: Any) -> RunConfig:
@@ -244,7 +282,12 @@ def _to_dataclass(config: Any) -> RunConfig:
 
 
 def _reason(error: Exception) -> str:
-    """Return a Hydra or OmegaConf error as one line, with the key it is about."""
+    """Return the first line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    keys = [line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")]
-    return f"{keys[0]}: {lines[0]}" if keys else " ".join(lines[:1])
+    return lines[0] if lines else type(error).__name__
+
+
+def _config_error(error: HydraException | OmegaConfBaseException) -> ConfigError:
+    """Return an error of Hydra or OmegaConf as one line, with the key that it is about."""
+    key = getattr(error, "full_key", None) or None
+    return ConfigError(f"{key}: {_reason(error)}" if key else _reason(error), key=key)

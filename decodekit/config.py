@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from decodekit.errors import ConfigError
+from decodekit.errors import ConfigError, require_at_least
 from decodekit.sampling import SamplingParams
 from decodekit.strategies.lookahead import LookaheadConfig
 
@@ -72,10 +72,8 @@ class DecoderConfig:
     chat: bool | None = None
 
     def __post_init__(self) -> None:
-        for key, least in (("max_new_tokens", 0), ("prefill_chunk", 1)):
-            value = getattr(self, key)
-            if value < least:
-                raise ConfigError(f"{key} must be {least} or more, not {value}", key=key)
+        require_at_least(self.max_new_tokens, 0, key="max_new_tokens")
+        require_at_least(self.prefill_chunk, 1, key="prefill_chunk")
 
 
 @dataclass(kw_only=True)
@@ -102,8 +100,8 @@ class BenchConfig:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ConfigError(f"bench.repeats must be 1 or more, not {self.repeats}", key="repeats")
+        require_at_least(self.repeats, 1, key="bench.repeats")
+        require_at_least(self.limit, 0, key="bench.limit")
 
 
 @dataclass(kw_only=True)

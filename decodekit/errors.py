@@ -27,6 +27,7 @@ __all__ = [
     "PluginError",
     "TreeError",
     "nearest",
+    "require_at_least",
 ]
 
 
@@ -119,3 +120,19 @@ def nearest(word: str, options: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"choose one of: {', '.join(choices)}" if choices else "there are none"
+
+
+def require_at_least(value: int, least: int, *, key: str) -> None:
+    """Raise unless ``value`` is ``least`` or more.
+
+    Args:
+        value: The value of a setting.
+        least: The smallest value that makes sense.
+        key: The setting's dotted name; its last part is what the message calls it.
+
+    Raises:
+        ConfigError: It is smaller.
+    """
+    if value < least:
+        name = key.rpartition(".")[2]
+        raise ConfigError(f"{name} must be {least} or more, not {value}", key=key, value=value)

@@ -22,13 +22,11 @@ class StepRecord:
 
     Attributes:
         tokens: The new tokens, at least one.
-        rows: R, the rows of the pass; for a prefill in chunks, of its last one.
-        nodes: T, the guessed nodes among them.
+        nodes: T, the guessed nodes of the pass.
         forward_seconds: Wall time in the model; on a GPU, until its calls returned.
     """
 
     tokens: tuple[int, ...]
-    rows: int
     nodes: int
     forward_seconds: float
 
@@ -73,26 +71,25 @@ def decode(
             depth=room if limit is None else min(room, limit - done),
             tokens=rules.remaining,
         )
-        proposal = proposer.propose(committed, budget)
-        _check(proposal, budget, proposer)
-        prefix = runner.cache.lengths[0]
-        plan = StepPlan(prefix, tuple(committed[prefix:]), proposal.tree)
-        started = runner.forward_seconds
+        before = runner.forward_seconds
         try:
+            proposal = proposer.propose(committed, budget)
+            _check(proposal, budget, proposer)
+            prefix = runner.cache.lengths[0]
+            plan = StepPlan(prefix, tuple(committed[prefix:]), proposal.tree)
             (logits,) = runner.run([plan])
             target = StepTarget(plan, logits, sampler)
             acceptance = verifier.verify(proposal, target)
+            tokens = cut_run(acceptance.tokens, rules)
+            accepted = acceptance.path[: len(tokens)]
+            runner.commit([accepted])
+            committed.extend(tokens)
+            if rules.finish_reason is None:
+                proposer.observe(StepOutcome(plan, proposal, target, accepted, tokens, committed))
         except GenerationError as error:
             error.step = step
             raise
-        tokens = cut_run(acceptance.tokens, rules)
-        accepted = acceptance.path[: len(tokens)]
-        runner.commit([accepted])
-        committed.extend(tokens)
-        if rules.finish_reason is None:
-            proposer.observe(StepOutcome(plan, proposal, target, accepted, tokens, committed))
-        spent = runner.forward_seconds - started
-        yield StepRecord(tokens, plan.rows, len(proposal.tree), spent)
+        yield StepRecord(tokens, len(proposal.tree), runner.forward_seconds - before)
         step += 1
 
 

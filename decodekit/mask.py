@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decodekit.errors import BackendError
 
-__all__ = ["TreeMask", "pad_masks"]
+__all__ = ["TreeMask", "bool_to_additive", "pad_masks"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pluggy
 
 from decodekit import builtins, hookspecs
 from decodekit.errors import PluginError
-from decodekit.registry import Kind, Registry
+from decodekit.registry import Component, Kind, Registry
 
 __all__ = ["ENTRY_POINT_GROUP", "build_registry", "registry"]
 
@@ -34,11 +34,15 @@ def build_registry(manager: pluggy.PluginManager) -> Registry:
         for implementation in getattr(manager.hook, hook).get_hookimpls():
             name = implementation.plugin_name
             try:
-                components = implementation.function()
+                components = list(implementation.function())
             except Exception as error:
                 raise PluginError(
                     f"plugin {name!r} failed in {hook}: {error}", plugins=(name,)
                 ) from error
+            if not all(isinstance(component, Component) for component in components):
+                raise PluginError(
+                    f"plugin {name!r} failed in {hook}: it must return Components", plugins=(name,)
+                )
             registry.add(kind, components, plugin=name)
     return registry
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodekit.errors import ConfigError
+from decodekit.errors import require_at_least
 
 __all__ = ["RecentNGramPool", "RecentPoolConfig"]
 
@@ -32,13 +32,14 @@ class RecentNGramPool:
     Args:
         per_key: Continuations kept for a key, G in the paper; 0 keeps nothing.
         max_keys: Keys kept in all.
+
+    Raises:
+        ConfigError: A size is out of its range.
     """
 
     def __init__(self, *, per_key: int, max_keys: int = 65_536) -> None:
-        if per_key < 0:
-            raise ConfigError(f"per_key must be 0 or more, not {per_key}", key="per_key")
-        if max_keys < 1:
-            raise ConfigError(f"max_keys must be 1 or more, not {max_keys}", key="max_keys")
+        require_at_least(per_key, 0, key="per_key")
+        require_at_least(max_keys, 1, key="max_keys")
         self.per_key = per_key
         self.max_keys = max_keys
         self._entries: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()

@@ -30,7 +30,12 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, chat=chat)
     else:
-        items = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+        items = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        if isinstance(items, (bytes, Mapping)) or not isinstance(items, Sequence):
+            raise GenerationError(
+                f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}"
+            )
+        items = list(items)
         if len(items) == 1 and isinstance(items[0], list):
             items = items[0]  # a batch of one, as tokenizers return it
         if items and all(isinstance(item, Mapping) for item in items):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from decodekit.errors import ConfigError
+from decodekit.errors import require_at_least
 from decodekit.interfaces import KVCache, ModelAdapter
 from decodekit.plan import StepPlan
 
@@ -21,15 +21,13 @@ class LocalRunner:
         adapter: The model.
         prefill_chunk: Most pending tokens in one pass; a longer prompt is run in several, so that
             the memory of a pass is bounded.
+
+    Raises:
+        ConfigError: ``prefill_chunk`` is below 1.
     """
 
     def __init__(self, adapter: ModelAdapter, *, prefill_chunk: int = 512) -> None:
-        if prefill_chunk < 1:
-            raise ConfigError(
-                f"prefill_chunk must be 1 or more, not {prefill_chunk}",
-                key="prefill_chunk",
-                value=prefill_chunk,
-            )
+        require_at_least(prefill_chunk, 1, key="prefill_chunk")
         self.adapter = adapter
         self.prefill_chunk = prefill_chunk
         self._cache: KVCache | None = None

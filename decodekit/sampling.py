@@ -136,8 +136,10 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         logits: [R, V].
         params: The temperature, above 0, and the filters.
     """
-    scores = logits.float() / params.temperature
-    _check_finite(scores.amax(dim=-1))
+    best = logits.amax(dim=-1, keepdim=True).float()
+    _check_finite(best)
+    # The best token at 0: a small temperature then takes the others to -inf, and nothing to +inf.
+    scores = (logits.float() - best) / params.temperature
     if 0 < params.top_k < scores.shape[-1]:
         least = scores.topk(params.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < least, float("-inf"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Literal
 
-from decodekit.errors import ConfigError
+from decodekit.errors import require_at_least
 from decodekit.text import IncrementalText
 
 __all__ = ["FinishReason", "StopRules", "cut_run"]
@@ -43,12 +43,7 @@ class StopRules:
         eos_token_ids: Set[int] = frozenset(),
         text: IncrementalText | None = None,
     ) -> None:
-        if max_new_tokens < 0:
-            raise ConfigError(
-                f"max_new_tokens must be 0 or more, not {max_new_tokens}",
-                key="max_new_tokens",
-                value=max_new_tokens,
-            )
+        require_at_least(max_new_tokens, 0, key="max_new_tokens")
         self.produced = 0
         self.finish_reason: FinishReason | None = None
         self._eos = eos_token_ids

@@ -10,13 +10,20 @@ from decodekit.errors import ConfigError
 __all__ = ["IncrementalText", "Tokenizer"]
 
 _BROKEN = "\ufffd"  # what a tokenizer puts for bytes that are not a whole character yet
-_MAX_HELD = 16  # tokens; no character is spread over more, so older broken text is really broken
+_MAX_HELD = 16  # tokens that wait at most; what is broken by then is broken for good
+_MAX_PARTS = 3  # bytes, and so tokens at most, of a character that is not whole yet
 
 
 class Tokenizer(Protocol):
     """The one method of a ``transformers`` tokenizer that incremental decoding needs."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> str:
         """Return the text of ``token_ids``."""
         ...
 
@@ -59,12 +66,24 @@ class IncrementalText:
         self._new.append(token)
         before = self._decode(self._seam)
         after = self._decode(self._seam + self._new)
-        if after.endswith(_BROKEN) and len(self._new) < _MAX_HELD:
-            return False
-        if len(after) > len(before):
+        if after.endswith(_BROKEN):
+            self._give_up_on(before, after)
+        elif len(after) > len(before):
             self._append(after[len(before) :])
             self._seam, self._new = self._new, []
         return self.stopped
+
+    def _give_up_on(self, before: str, after: str) -> None:
+        """Take broken text for what it is if it has waited too long, but for its last bytes."""
+        if len(self._new) < _MAX_HELD:
+            return
+        for parts in range(_MAX_PARTS, 0, -1):
+            head = self._decode(self._seam + self._new[:-parts])
+            # Otherwise the cut would go through a whole character.
+            if after.startswith(head):
+                self._append(head[len(before) :])
+                self._seam, self._new = self._new[:-parts], self._new[-parts:]
+                return
 
     def finish(self) -> None:
         """Take in what was waiting for more bytes; no token follows."""
@@ -99,4 +118,9 @@ class IncrementalText:
         return 0
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True) if tokens else ""
+        if not tokens:
+            return ""
+        # Cleaning up would take back characters that have been shown.
+        return self._tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )

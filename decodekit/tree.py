@@ -107,13 +107,17 @@ class TokenTree:
             TreeError: A node comes without its parent, or out of order.
         """
         place = {ROOT: ROOT}
+        parents: list[int] = []
+        last = ROOT
         for new, old in enumerate(nodes):
+            if old <= last or self.parents[old] not in place:
+                raise TreeError(
+                    "a selection must be ascending and hold the parent of every node in it"
+                )
+            parents.append(place[self.parents[old]])
             place[old] = new
-        try:
-            parents = tuple(place[self.parents[old]] for old in nodes)
-        except KeyError:
-            raise TreeError("a selection must hold the parent of every node in it") from None
-        return TokenTree(tuple(self.tokens[old] for old in nodes), parents)
+            last = old
+        return TokenTree(tuple(self.tokens[old] for old in nodes), tuple(parents))
 
     @classmethod
     def merge(

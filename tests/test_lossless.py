@@ -130,9 +130,9 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     prompt = random_prompt(12)
     expected = greedy_loop(model, prompt, 40)
     for strategy in STRATEGIES:
-        tokens = Decoder.from_model(model, strategy=strategy).generate(
-            prompt, max_new_tokens=40
-        ).tokens
+        tokens = (
+            Decoder.from_model(model, strategy=strategy).generate(prompt, max_new_tokens=40).tokens
+        )
         place = next((i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b), None)
         if place is None:
             continue

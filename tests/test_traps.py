@@ -351,9 +351,10 @@ def test_an_abandoned_stream_frees_its_cache_and_keeps_its_result() -> None:
     next(stream)
     stream.close()
     assert stream.result.finish_reason == "cancelled"
-    assert stream.result.tokens == plain_decode(model, PROMPT, max_new_tokens=30)[
-        : stream.result.stats.tokens
-    ]
+    assert (
+        stream.result.tokens
+        == plain_decode(model, PROMPT, max_new_tokens=30)[: stream.result.stats.tokens]
+    )
     caches = len(model.caches)
     one.generate(PROMPT, max_new_tokens=5)
     assert len(model.caches) == caches

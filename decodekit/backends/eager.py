@@ -1,4 +1,4 @@
-"""Attention by plain matrix products, softmax in float32: the reference for every other kernel."""
+"""Attention by plain matrix products in float32: the reference for every other kernel."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ class EagerBackend:
         kv_heads = key.shape[1]
         groups = heads // kv_heads
         # Query heads that share a kv head become one more dimension: keys are never repeated.
-        q_BKGRD = query.reshape(batch, kv_heads, groups, rows, width)
-        scores = (q_BKGRD @ key[:, :, None].transpose(-1, -2)).to(lowered.dtype) * scale
+        wide = lowered.dtype
+        q_BKGRD = query.reshape(batch, kv_heads, groups, rows, width).to(wide)
+        scores = q_BKGRD @ key[:, :, None].to(wide).transpose(-1, -2) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores + lowered
         if sinks is not None:
             column = sinks.to(scores.dtype).view(1, kv_heads, groups, 1, 1)
             scores = torch.cat([scores, column.expand(batch, -1, -1, rows, 1)], dim=-1)
-        weights = scores.softmax(dim=-1)[..., : key.shape[2]].to(value.dtype)
-        out_BKGRD: Tensor = weights @ value[:, :, None]
-        return out_BKGRD.flatten(1, 2).transpose(1, 2)
+        weights = scores.softmax(dim=-1)[..., : key.shape[2]]
+        out_BKGRD = weights @ value[:, :, None].to(wide)
+        return out_BKGRD.to(query.dtype).flatten(1, 2).transpose(1, 2)

@@ -44,10 +44,12 @@ def read_prompts(path: str, *, limit: int = 0) -> list[BenchPrompt]:
         ConfigError: The file cannot be read, or a line is not a prompt.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+        # Not splitlines: a JSON line may hold other characters that end lines.
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(
-            f"cannot read the prompts in {path}: {error.strerror}", key="bench.prompts"
+            f"cannot read the prompts in {path}: {reason}", key="bench.prompts"
         ) from error
     taken: dict[str, int] = {}
     prompts = []
@@ -67,14 +69,15 @@ def _parse(line: str, path: str, number: int) -> BenchPrompt:
     try:
         record: dict[str, Any] = json.loads(line)
         chat = record.get("kind", "chat") == "chat"
-        if "input_ids" in record:
-            prompt: Prompt = record["input_ids"]
-        elif "messages" in record:
-            prompt = record["messages"]
-        elif "turns" in record:
-            prompt = record["turns"][0]
+        prompt: Prompt
+        if "input_ids" in record or "messages" in record:
+            prompt = record.get("input_ids", record.get("messages"))
+            expected: type = list
         else:
-            prompt = record["prompt"]
+            prompt = record["turns"][0] if "turns" in record else record["prompt"]
+            expected = str
+        if not isinstance(prompt, expected):
+            raise TypeError(f"a prompt must be a {expected.__name__}")
     except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"line {number} of {path} needs input_ids, messages, turns or prompt",

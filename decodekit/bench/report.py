@@ -29,10 +29,15 @@ def render(measurements: Sequence[Measurement]) -> str:
     return "\n\n".join(parts)
 
 
+def _place(measurement: Measurement) -> tuple[str, str, int]:
+    """Return what the measurements of all contenders on one prompt have in common."""
+    return measurement.category, measurement.prompt, measurement.repeat
+
+
 def _table(title: str, measurements: Sequence[Measurement]) -> str:
     names = list(dict.fromkeys(m.contender for m in measurements))
-    base = {(m.prompt, m.repeat): m.run.seconds for m in measurements if m.contender == names[0]}
-    prompts = len({m.prompt for m in measurements})
+    base = {_place(m): m.run.seconds for m in measurements if m.contender == names[0]}
+    prompts = len({(m.category, m.prompt) for m in measurements})
     rows = [
         [f"{title} ({prompts} prompts)", "tokens/s", "ratio", "tokens/step", "rows/step", "equal"]
     ]
@@ -40,8 +45,9 @@ def _table(title: str, measurements: Sequence[Measurement]) -> str:
         own = [m for m in measurements if m.contender == name]
         tokens = sum(len(m.run.tokens) for m in own)
         steps = sum(m.run.steps for m in own)
-        speed = median(len(m.run.tokens) / m.run.seconds for m in own)
-        ratio = median(base[m.prompt, m.repeat] / m.run.seconds for m in own)
+        timed = [m for m in own if m.run.seconds > 0]
+        speed = median([len(m.run.tokens) / m.run.seconds for m in timed] or [0.0])
+        ratio = median([base[_place(m)] / m.run.seconds for m in timed] or [1.0])
         rows_known = [m for m in own if m.run.rows_per_step is not None]
         mean_rows = sum((m.run.rows_per_step or 0.0) * m.run.steps for m in rows_known)
         rows.append(
@@ -49,8 +55,8 @@ def _table(title: str, measurements: Sequence[Measurement]) -> str:
                 name,
                 f"{speed:.1f}",
                 f"{ratio:.2f}",
-                f"{tokens / steps:.2f}",
-                f"{mean_rows / steps:.1f}" if rows_known else "-",
+                f"{tokens / steps if steps else 0:.2f}",
+                f"{mean_rows / steps:.1f}" if rows_known and steps else "-",
                 f"{sum(m.equal for m in own)}/{len(own)}",
             ]
         )

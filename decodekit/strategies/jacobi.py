@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodekit.errors import ConfigError
+from decodekit.errors import require_at_least
 from decodekit.interfaces import Budget, Proposal, StepOutcome
 from decodekit.tree import ROOT, TokenTree
 
@@ -31,12 +31,7 @@ class JacobiConfig:
     window_size: int = 8
 
     def __post_init__(self) -> None:
-        if self.window_size < 1:
-            raise ConfigError(
-                f"window_size must be 1 or more, not {self.window_size}",
-                key="strategy.window_size",
-                value=self.window_size,
-            )
+        require_at_least(self.window_size, 1, key="strategy.window_size")
 
 
 class Jacobi:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodekit.errors import ConfigError
+from decodekit.errors import require_at_least
 from decodekit.interfaces import Budget, MakePool, NGramPool, Proposal, StepOutcome
 from decodekit.strategies.window import JacobiWindow
 from decodekit.tree import ROOT, TokenTree
@@ -50,19 +50,10 @@ class LookaheadConfig:
     max_keys: int = 65_536
 
     def __post_init__(self) -> None:
-        for key, least in (
-            ("window_size", 1),
-            ("ngram_size", 2),
-            ("max_candidates", 0),
-            ("max_keys", 1),
-        ):
-            value = getattr(self, key)
-            if value < least:
-                raise ConfigError(
-                    f"{key} must be {least} or more, not {value}",
-                    key=f"strategy.{key}",
-                    value=value,
-                )
+        require_at_least(self.window_size, 1, key="strategy.window_size")
+        require_at_least(self.ngram_size, 2, key="strategy.ngram_size")
+        require_at_least(self.max_candidates, 0, key="strategy.max_candidates")
+        require_at_least(self.max_keys, 1, key="strategy.max_keys")
 
 
 class Lookahead:

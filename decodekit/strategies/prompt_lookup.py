@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodekit.errors import ConfigError
+from decodekit.errors import ConfigError, require_at_least
 from decodekit.interfaces import Budget, Proposal, StepOutcome
 from decodekit.tree import TokenTree
 
@@ -35,16 +35,14 @@ class PromptLookupConfig:
     min_ngram_size: int = 1
 
     def __post_init__(self) -> None:
-        for key in ("num_tokens", "min_ngram_size"):
-            if getattr(self, key) < 1:
-                raise ConfigError(
-                    f"{key} must be 1 or more, not {getattr(self, key)}", key=f"strategy.{key}"
-                )
+        require_at_least(self.num_tokens, 1, key="strategy.num_tokens")
+        require_at_least(self.min_ngram_size, 1, key="strategy.min_ngram_size")
         if self.max_ngram_size < self.min_ngram_size:
             raise ConfigError(
                 f"max_ngram_size ({self.max_ngram_size}) must not be below min_ngram_size "
                 f"({self.min_ngram_size})",
                 key="strategy.max_ngram_size",
+                value=self.max_ngram_size,
             )
 
 

@@ -75,6 +75,18 @@ def test_broken_bytes_come_out_as_if_decoded_at_once(raw: bytes, data: st.DataOb
     assert shown + text.take() == text.text == raw.decode("utf-8", "replace")
 
 
+@given(st.lists(st.sampled_from(b"a\x80\xe2\x82\xac\xf0\x9f\x8e\x88"), max_size=45))
+def test_so_do_long_runs_of_single_bytes_and_none_waits_for_long(raw: list[int]) -> None:
+    text = IncrementalText(ByteTokenizer([bytes([byte]) for byte in raw]))
+    shown = ""
+    for count in range(1, len(raw) + 1):
+        text.push(count - 1)
+        shown += text.take()
+        assert len(shown) >= len(bytes(raw[:count]).decode("utf-8", "replace")) - 16
+    text.finish()
+    assert shown + text.take() == text.text == bytes(raw).decode("utf-8", "replace")
+
+
 @given(st.text(alphabet="a\ufffd漢", max_size=12), st.data())
 def test_replacement_characters_of_the_text_itself_stay(full: str, data: st.DataObject) -> None:
     pieces = data.draw(splits(full.encode()))

@@ -93,7 +93,7 @@ def test_a_size_out_of_range_is_refused(settings: dict[str, int], key: str, mess
     with pytest.raises(ConfigError) as caught:
         RecentNGramPool(**settings)
     assert str(caught.value) == message
-    assert caught.value.key == key
+    assert (caught.value.key, caught.value.value) == (key, settings[key])
 
 
 def test_it_is_an_ngram_pool_with_the_defaults_of_its_settings() -> None:

@@ -25,9 +25,7 @@ from decodekit.plan import StepPlan
 from decodekit.tree import ROOT, TokenTree
 from tests.tiny import WINDOW, logits_after, random_prompt, tiny_model
 
-TREE = TokenTree(
-    tokens=(5, 9, 7, 7, 3, 11, 5, 8), parents=(ROOT, 0, 0, 1, ROOT, 4, 3, 5)
-)
+TREE = TokenTree(tokens=(5, 9, 7, 7, 3, 11, 5, 8), parents=(ROOT, 0, 0, 1, ROOT, 4, 3, 5))
 BACKENDS = {"eager": EagerBackend, "sdpa": SDPABackend}
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}  # of float32, on logits of the order of 100
 
@@ -101,9 +99,7 @@ def test_ragged_batch_equals_single_runs() -> None:
     adapter.forward([StepPlan(0, tuple(prompt)) for prompt in prompts], cache)
     cache.commit([range(len(prompt)) for prompt in prompts])
     assert cache.lengths == (1, 2 * WINDOW, 7)
-    plans = [
-        StepPlan(len(prompt), (3,), tree) for prompt, tree in zip(prompts, trees, strict=True)
-    ]
+    plans = [StepPlan(len(prompt), (3,), tree) for prompt, tree in zip(prompts, trees, strict=True)]
     together = adapter.forward(plans, cache)
     for prompt, plan, logits in zip(prompts, plans, together, strict=True):
         assert torch.isfinite(logits).all()
