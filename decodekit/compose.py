@@ -68,6 +68,8 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
             literal[key] = value
             rest.append("model=local")
         else:
+            if key == "model":
+                literal.pop(key, None)  # the last one counts
             rest.append(override)
     return _with_literal(_to_dataclass(_compose(rest)), literal)
 
@@ -173,15 +175,19 @@ def _hydra() -> Iterator[None]:
     main function, finds everything as it was afterwards.
     """
     store = ConfigStore.instance()
-    before = (GlobalHydra.instance().hydra, store.repo, VersionBase.instance().version_base)
+    groups = ("schema", *_GROUPS)
+    held = {group: copy.deepcopy(store.repo[group]) for group in groups if group in store.repo}
+    before = (GlobalHydra.instance().hydra, VersionBase.instance().version_base)
     GlobalHydra.instance().clear()
-    store.repo = copy.deepcopy(store.repo)
     try:
         _store_schemas(store)
         with initialize_config_module("decodekit.conf", version_base="1.3"):
             yield
     finally:
-        GlobalHydra.instance().hydra, store.repo, VersionBase.instance().version_base = before
+        GlobalHydra.instance().hydra, VersionBase.instance().version_base = before
+        for group in groups:
+            store.repo.pop(group, None)
+        store.repo.update(held)
 
 
 def _store_schemas(store: ConfigStore) -> None:

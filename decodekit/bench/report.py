@@ -55,7 +55,7 @@ def _table(title: str, measurements: Sequence[Measurement]) -> str:
                 name,
                 f"{speed:.1f}",
                 f"{ratio:.2f}",
-                f"{tokens / steps if steps else 0:.2f}",
+                f"{tokens / steps:.2f}" if steps else "-",
                 f"{mean_rows / steps:.1f}" if rows_known and steps else "-",
                 f"{sum(m.equal for m in own)}/{len(own)}",
             ]
