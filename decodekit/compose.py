@@ -48,8 +48,8 @@ _LITERAL = ("prompt", "prompt_file", "stop")
 def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     """Return the settings that overrides in Hydra's grammar ask for.
 
-    The text after ``prompt=``, ``prompt_file=`` and ``stop=`` is taken as it is, so that it may
-    hold any character; ``stop=[a,b]`` is a list in Hydra's grammar.
+    The text after ``prompt=``, ``prompt_file=``, ``stop=`` and ``model.path=`` is taken as it is,
+    so that it may hold any character; ``stop=[a,b]`` is a list in Hydra's grammar.
 
     Args:
         overrides: For example ``["strategy=lookahead", "strategy.window_size=7"]``.
@@ -67,6 +67,8 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
         elif key == "model" and _is_path(value):
             literal[key] = value
             rest.append("model=local")
+        elif key == "model.path" and value != "null":
+            literal["model"] = value
         else:
             if key == "model":
                 literal.pop(key, None)  # the last one counts

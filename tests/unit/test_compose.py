@@ -122,6 +122,17 @@ def test_the_last_model_counts(default: RunConfig) -> None:
     assert compose_config(["model=/a/b", "model.path=/c"]).model == ModelConfig(path="/c")
 
 
+def test_a_path_is_text_however_it_is_given() -> None:
+    path = "/a=b, c/${x}"
+    assert compose_config(["model=local", f"model.path={path}"]).model.path == path
+    assert compose_config([f"bench.prompts={path}"]).bench.prompts == path
+
+
+def test_the_last_stop_counts() -> None:
+    assert compose_config(["stop=x", "stop=[a,b]"]).stop == ["a", "b"]
+    assert compose_config(["stop=[a,b]", "stop=x"]).stop == ["x"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -347,7 +358,7 @@ def test_another_strategy_is_not_chosen_by_its_name_alone() -> None:
         compose_config(["strategy.name=jacobi"])
 
 
-@pytest.mark.parametrize("override", ["prompt", "stop=[a,", "seed = 5", "bench.prompts=a=b"])
+@pytest.mark.parametrize("override", ["prompt", "stop=[a,", "seed = 5", "device=a=b"])
 def test_what_is_no_override_is_said_to_be_none(override: str) -> None:
     with pytest.raises(ConfigError, match=r"^cannot read the override: ") as caught:
         compose_config([override])
