@@ -41,15 +41,15 @@ _GROUPS: dict[str, Kind | None] = {
 }
 """The groups that a name can be chosen for, with the kind of component that is behind it."""
 
-_LITERAL = ("prompt", "prompt_file", "stop")
-"""Keys whose text is taken as it is: a prompt must not be read as Hydra's grammar."""
+_LITERAL = ("prompt", "prompt_file", "stop", "model.path", "bench.prompts", "bench.output")
+"""Keys whose text is taken as it is: a prompt or a path must not be read as Hydra's grammar."""
 
 
 def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     """Return the settings that overrides in Hydra's grammar ask for.
 
-    The text after ``prompt=``, ``prompt_file=``, ``stop=`` and ``model.path=`` is taken as it is,
-    so that it may hold any character; ``stop=[a,b]`` is a list in Hydra's grammar.
+    The texts of prompts, stop strings and paths are taken as they are, so that they may hold any
+    character; ``stop=[a,b]`` is a list in Hydra's grammar.
 
     Args:
         overrides: For example ``["strategy=lookahead", "strategy.window_size=7"]``.
@@ -62,16 +62,15 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     rest: list[str] = []
     for override in overrides:
         key, sign, value = override.partition("=")
-        if sign and key in _LITERAL and not (key == "stop" and value.startswith("[")):
+        plain = value.startswith("[") if key == "stop" else "." in key and value == "null"
+        if sign and key in _LITERAL and not plain:
             literal[key] = value
         elif key == "model" and _is_path(value):
-            literal[key] = value
+            literal["model.path"] = value
             rest.append("model=local")
-        elif key == "model.path" and value != "null":
-            literal["model"] = value
         else:
-            if key == "model":
-                literal.pop(key, None)  # the last one counts
+            # The last one counts, however it was given.
+            literal.pop("model.path" if key == "model" else key, None)
             rest.append(override)
     return _with_literal(_to_dataclass(_compose(rest)), literal)
 
@@ -93,7 +92,7 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
     for key in _GROUPS:
         value = plain.get(key)
         if key == "model" and isinstance(value, str) and _is_path(value):
-            literal[key] = plain.pop(key)
+            literal["model.path"] = plain.pop(key)
             value = "local"
         if isinstance(value, Mapping):
             plain[key] = value = dict(value)
@@ -235,12 +234,14 @@ def _is_path(model: str) -> bool:
 
 def _with_literal(config: RunConfig, literal: Mapping[str, Any]) -> RunConfig:
     """Return ``config`` with the texts that were kept from Hydra's grammar and interpolations."""
-    values = dict(literal)
-    if "model" in values:
-        values["model"] = dataclasses.replace(config.model, path=values["model"])
-    if isinstance(values.get("stop"), str):
-        values["stop"] = [values["stop"]]
-    return dataclasses.replace(config, **values)
+    for key, value in literal.items():
+        group, _, name = key.rpartition(".")
+        if key == "stop" and isinstance(value, str):
+            value = [value]
+        if group:
+            value = dataclasses.replace(getattr(config, group), **{name: value})
+        config = dataclasses.replace(config, **{group or name: value})
+    return config
 
 
 def _check_key(config: DictConfig, dotted: str) -> None:

@@ -81,6 +81,15 @@ def test_a_character_is_whole_after_any_number_of_stray_bytes(stray: int) -> Non
     assert text.text == "\ufffd" * stray + "€!"
 
 
+@pytest.mark.parametrize("stray", range(8, 20))
+def test_a_character_is_not_cut_where_stray_bytes_are_given_up(stray: int) -> None:
+    """Tokens that end one character and begin the next never end on a whole one."""
+    parts = [b"\xf0", b"\x9f", b"\x8e", b"\x88\xe2", b"\x82", b"\xac\xf0", b"\x9f\x8e\x88"]
+    text, tokens = byte_text([b"\x80"] * stray + parts)
+    feed(text, tokens)
+    assert text.text == "\ufffd" * stray + "🎈€🎈"
+
+
 def test_special_tokens_add_no_text() -> None:
     tokenizer = ByteTokenizer([b"a", b"</s>", b"b"], special=[1])
     text = IncrementalText(tokenizer)
