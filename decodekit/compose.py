@@ -80,8 +80,8 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
 
     Args:
         settings: Names for whole groups (``{"strategy": "jacobi"}``), mappings for settings inside
-            them (``{"strategy": {"name": "jacobi", "window_size": 4}}``), or a ``DictConfig`` that
-            was composed elsewhere.
+            them (``{"strategy": {"name": "jacobi", "window_size": 4}}``), settings dataclasses, or
+            a ``DictConfig`` that was composed elsewhere.
 
     Raises:
         ConfigError: As for ``compose_config``.
@@ -91,6 +91,8 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
     choices: list[str] = []
     for key in _GROUPS:
         value = plain.get(key)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = plain[key] = dataclasses.asdict(value)
         if key == "model" and isinstance(value, str) and _is_path(value):
             literal["model.path"] = plain.pop(key)
             value = "local"
@@ -98,7 +100,9 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
             plain[key] = value = dict(value)
             # A model that says itself where it is may have any name.
             local = key == "model" and any(value.get(at) for at in ("path", "repo", "package"))
-            value = None if local else value.get("name")
+            # A sampling has no name of its own; there it only says which file is meant.
+            name = value.pop("name", None) if key == "sampling" else value.get("name")
+            value = None if local else name
             if local:
                 choices.append("model=local")
         elif key in plain:

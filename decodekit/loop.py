@@ -84,12 +84,13 @@ def decode(
             accepted = acceptance.path[: len(tokens)]
             runner.commit([accepted])
             committed.extend(tokens)
+            # Shown before anything is learnt from it: the reader need not wait for that.
+            yield StepRecord(tokens, len(proposal.tree), runner.forward_seconds - before)
             if rules.finish_reason is None:
                 proposer.observe(StepOutcome(plan, proposal, target, accepted, tokens, committed))
         except GenerationError as error:
             error.step = step
             raise
-        yield StepRecord(tokens, len(proposal.tree), runner.forward_seconds - before)
         step += 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.metadata import entry_points
 
 import pluggy
 
@@ -57,9 +58,16 @@ def registry() -> Registry:
     manager = pluggy.PluginManager("decodekit")
     manager.add_hookspecs(hookspecs)
     manager.register(builtins, name="decodekit")
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            manager.register(entry.load(), name=entry.name)
+        except Exception as error:
+            raise PluginError(
+                f"plugin {entry.name!r} cannot be loaded: {error}; uninstall or repair it",
+                plugins=(entry.name,),
+            ) from error
     try:
-        manager.load_setuptools_entrypoints(ENTRY_POINT_GROUP)
         manager.check_pending()
-    except Exception as error:
-        raise PluginError(f"an installed plugin cannot be loaded: {error}") from error
+    except pluggy.PluginValidationError as error:
+        raise PluginError(f"a plugin has an unknown hook: {error}") from error
     return build_registry(manager)

@@ -11,6 +11,7 @@ Shapes: R rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -172,5 +173,5 @@ def _nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
 
 def _check_finite(best: Tensor) -> None:
     """Raise if the largest logit of a row is NaN or infinite: the model's output is broken."""
-    if not bool(torch.isfinite(best).all()):
+    if not all(map(math.isfinite, best.flatten().tolist())):
         raise GenerationError("the model returned NaN or infinite logits")

@@ -62,12 +62,18 @@ class StopRules:
     def push(self, token: int) -> FinishReason | None:
         """Take in the next token; return the reason if the text ends with it."""
         self.produced += 1
-        stopped = self._text.push(token) if self._text is not None else False
+        last = token in self._eos or self.remaining == 0
+        stopped = False
+        if self._text is not None:
+            stopped = self._text.push(token)
+            if last:
+                self._text.finish()
+                stopped = self._text.stopped
         if token in self._eos:
             self.finish_reason = "eos"
         elif stopped:
             self.finish_reason = "stop"
-        elif self.remaining == 0:
+        elif last:
             self.finish_reason = self._limit_reason
         return self.finish_reason
 

@@ -55,13 +55,11 @@ class GenerationStream:
         self._steps += 1
         self._nodes += record.nodes
         self._tokens.extend(record.tokens)
-        reason = self._rules.finish_reason
-        piece = ""
-        if self._text is not None:
-            if reason is not None:
-                self._text.finish()
-            piece = self._text.take()
-        return TextChunk(text=piece, tokens=record.tokens, finish_reason=reason)
+        return TextChunk(
+            text=self._text.take() if self._text is not None else "",
+            tokens=record.tokens,
+            finish_reason=self._rules.finish_reason,
+        )
 
     def run(self) -> GenerationResult:
         """Decode to the end and return the result."""

@@ -79,8 +79,8 @@ class IncrementalText:
             return
         for parts in range(_MAX_PARTS, 0, -1):
             head = self._decode(self._seam + self._new[:-parts])
-            # Otherwise the cut would go through a whole character.
-            if after.startswith(head):
+            # Otherwise the cut would go through a character, whole or not.
+            if len(head) < len(after) and after.startswith(head):
                 self._append(head[len(before) :])
                 self._seam, self._new = self._new[:-parts], self._new[-parts:]
                 return

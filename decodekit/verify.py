@@ -39,7 +39,7 @@ class StepTarget:
         wanted = [node for node in dict.fromkeys(nodes) if node not in self._chosen]
         if wanted:
             if self._logits.device.type == "cpu":
-                logits = self._logits[[node + 1 for node in wanted]]
+                logits = _rows(self._logits, [node + 1 for node in wanted])
             else:
                 # Every question costs a wait for the device: ask once, for all rows.
                 wanted = list(range(ROOT, len(self._logits) - 1))
@@ -48,6 +48,14 @@ class StepTarget:
             tokens = self._sampler.choose(logits, places)
             self._chosen.update(zip(wanted, tokens, strict=True))
         return [self._chosen[node] for node in nodes]
+
+
+def _rows(logits: Tensor, entries: list[int]) -> Tensor:
+    """Return the rows ``entries`` of ``logits``: a view where they follow each other."""
+    first = entries[0]
+    if entries == list(range(first, first + len(entries))):
+        return logits[first : first + len(entries)]
+    return logits[entries]
 
 
 class ExactMatchVerifier:

@@ -166,7 +166,7 @@ def test_trap_10_a_draw_of_zero_never_emits_an_impossible_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """transformers#32867: `<=` where `<` belongs accepts a token of probability 0."""
-    monkeypatch.setattr("decodekit.sampling.uniform", lambda seed, position: 0.0)
+    monkeypatch.setattr("decodekit.sampling.uniform", lambda *_: 0.0)
     model = ToyAdapter()
     options = {"max_new_tokens": 12, "temperature": 1.0, "top_k": 2}
     tokens = decoder(model, "lookahead").generate(PROMPT, **options).tokens
@@ -260,7 +260,9 @@ def test_trap_17_degenerate_sizes(window_size: int, ngram_size: int, max_candida
 
 @pytest.mark.parametrize("prompt", [[], "", "  "])
 def test_trap_17_an_empty_prompt_is_a_clear_error(prompt: Any) -> None:
-    tokenizer = lambda text, **_: {"input_ids": []}  # noqa: E731
+    def tokenizer(*_: Any, **__: Any) -> dict[str, list[int]]:
+        return {"input_ids": []}
+
     with pytest.raises(GenerationError, match="prompt is empty"):
         decoder(ToyAdapter(), "lookahead", tokenizer).generate(prompt, chat=False)
 

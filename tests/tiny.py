@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ _CONFIGS: dict[str, Any] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def tiny_model(
     kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:

@@ -30,6 +30,7 @@ class Run:
         rows_per_step: Mean rows of a pass, the prompt's not counted; None if unknown.
         seconds: Wall time, prefill included.
         time_to_first_token: Wall time in seconds; None if unknown.
+        host_seconds: Wall time outside the model's forward passes; None if unknown.
     """
 
     tokens: list[int]
@@ -37,6 +38,7 @@ class Run:
     rows_per_step: float | None
     seconds: float
     time_to_first_token: float | None
+    host_seconds: float | None = None
 
 
 class Contender(Protocol):
@@ -63,6 +65,7 @@ class _StrategyContender:
             rows_per_step=stats.rows_per_step,
             seconds=stats.seconds,
             time_to_first_token=stats.time_to_first_token,
+            host_seconds=stats.seconds - stats.forward_seconds,
         )
 
 

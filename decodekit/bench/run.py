@@ -65,6 +65,9 @@ def run_bench(config: RunConfig) -> int:
     contenders += [baseline(decoder, name) for name in bench.baselines]
     if not contenders:
         raise ConfigError("nothing to compare; name bench.strategies", key="bench.strategies")
+    names = [contender.name for contender in contenders]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"a contender is named twice: {names}", key="bench.strategies")
     encoded = [
         (
             prompt.id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
@@ -169,8 +168,6 @@ def test_a_plugin_that_breaks_is_named_with_its_hook(answer: Any, reason: str) -
 class Entry:
     """An installed entry point that loads to ``plugin``, or cannot be loaded."""
 
-    group = ENTRY_POINT_GROUP
-
     def __init__(self, name: str, plugin: Any) -> None:
         self.name = name
         self.plugin = plugin
@@ -184,8 +181,9 @@ class Entry:
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def installed(*entries: Entry) -> None:
-        distribution = SimpleNamespace(entry_points=list(entries), metadata={"name": "some"})
-        monkeypatch.setattr(importlib.metadata, "distributions", lambda: [distribution])
+        monkeypatch.setattr(
+            plugins, "entry_points", lambda *, group: {ENTRY_POINT_GROUP: entries}[group]
+        )
         plugins.registry.cache_clear()
 
     yield installed
@@ -214,7 +212,7 @@ def test_an_installed_plugin_that_cannot_be_loaded_is_an_error(
     install: Any, entry: Entry, reason: str
 ) -> None:
     install(entry)
-    with pytest.raises(PluginError, match="an installed plugin cannot be loaded: ") as caught:
+    with pytest.raises(PluginError, match="plugin.*mine|unknown hook") as caught:
         registry()
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
