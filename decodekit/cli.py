@@ -44,6 +44,7 @@ with what
   dtype=NAME             auto, float32, bfloat16, float16, float64
   device=NAME            auto, cpu, cuda
   backend=NAME           {backend}
+  execution=NAME         auto, eager, packed (weights packed for the CPU)
 output
   format=text|json       stream the text, or print one JSON object at the end
   compare=true           run autoregressive too; compare speed and tokens

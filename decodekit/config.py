@@ -53,6 +53,8 @@ class DecoderConfig:
         dtype: ``auto`` (float32 on a CPU, the checkpoint's own on a GPU), ``float32``,
             ``bfloat16``, ``float16`` or ``float64``.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ...
+        execution: How steps are launched: ``eager`` is the model as it is, ``packed`` packs its
+            linear layers for the CPU (in place), ``auto`` packs on a CPU where that works.
         max_new_tokens: Most tokens of an answer.
         prefill_chunk: Most prompt tokens in one forward pass.
         chat: Whether a plain prompt is wrapped in the model's chat template; None means if the
@@ -67,6 +69,7 @@ class DecoderConfig:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     dtype: str = "auto"
     device: str = "auto"
+    execution: str = "auto"
     max_new_tokens: int = 256
     prefill_chunk: int = 512
     chat: bool | None = None

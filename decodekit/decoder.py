@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from decodekit.config import DecoderConfig
 from decodekit.errors import GenerationError
-from decodekit.factory import build_adapter, build_strategy, build_verifier, load
+from decodekit.factory import (
+    build_adapter,
+    build_strategy,
+    build_verifier,
+    load,
+    prepare_execution,
+)
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import StepRecord, decode
 from decodekit.prompts import Prompt, encode_prompt
@@ -89,6 +95,7 @@ class Decoder:
         elif settings:
             raise TypeError("give a DecoderConfig or settings by keyword, not both")
         model, tokenizer = load(config)
+        prepare_execution(model, config.execution)
         return cls(
             build_adapter(model, adapter=config.adapter, backend=config.backend),
             tokenizer,
@@ -109,10 +116,11 @@ class Decoder:
         strategy: Any = "lookahead",
         adapter: Any = "hf",
         backend: Any = "sdpa",
+        execution: str = "eager",
         chat: bool | None = False,
         **settings: Any,
     ) -> Decoder:
-        """Make a decoder over a loaded ``transformers`` model, which is left as it is.
+        """Make a decoder over a loaded ``transformers`` model.
 
         Args:
             model: A causal language model in evaluation mode.
@@ -120,6 +128,9 @@ class Decoder:
             strategy: A registered name, a mapping with ``name``, or a settings dataclass.
             adapter: Likewise.
             backend: Likewise.
+            execution: ``eager`` leaves the model as it is. ``packed`` packs its linear layers for
+                the CPU in place: faster, but the model can then neither be trained nor saved.
+                ``auto`` packs where that works.
             chat: Whether a text prompt is wrapped in the chat template; here text is taken as it is
                 unless you say otherwise.
             settings: Further arguments of ``Decoder``.
@@ -128,6 +139,7 @@ class Decoder:
             ConfigError: A name or a setting is unknown.
             ModelSupportError: The model cannot be decoded exactly.
         """
+        prepare_execution(model, execution)
         return cls(
             build_adapter(model, adapter=adapter, backend=backend),
             tokenizer,

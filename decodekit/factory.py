@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from decodekit.config import DecoderConfig, ModelConfig
 from decodekit.errors import ConfigError, nearest
+from decodekit.execution.packed import can_pack, pack_linears
 from decodekit.interfaces import (
     AttentionBackend,
     ModelAdapter,
@@ -22,7 +23,16 @@ from decodekit.registry import Component, Kind
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["build_adapter", "build_strategy", "build_verifier", "load"]
+__all__ = [
+    "EXECUTIONS",
+    "build_adapter",
+    "build_strategy",
+    "build_verifier",
+    "load",
+    "prepare_execution",
+]
+
+EXECUTIONS = ("auto", "eager", "packed")
 
 
 def load(config: DecoderConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -41,6 +51,27 @@ def load(config: DecoderConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
         package=model.package,
     )
     return load_model(directory, dtype=config.dtype, device=config.device)
+
+
+def prepare_execution(model: PreTrainedModel, mode: str) -> str:
+    """Prepare a loaded model for a way of execution and return the one that was picked.
+
+    Args:
+        model: Changed in place by ``packed``.
+        mode: ``eager``, ``packed`` or ``auto``.
+
+    Raises:
+        ConfigError: The mode is unknown, or cannot work here.
+    """
+    if mode not in EXECUTIONS:
+        raise ConfigError(
+            f"unknown execution {mode!r}: {nearest(mode, EXECUTIONS)}", key="execution", value=mode
+        )
+    if mode == "auto":
+        mode = "packed" if model.device.type == "cpu" and can_pack(model.dtype) else "eager"
+    if mode == "packed":
+        pack_linears(model)
+    return mode
 
 
 def build_strategy(settings: Any) -> Strategy:

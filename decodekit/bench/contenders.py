@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["Contender", "Run", "baseline", "strategy"]
 
@@ -121,17 +124,16 @@ def strategy(decoder: Decoder, settings: Any) -> Contender:
     return _StrategyContender(label, decoder.with_strategy(values))
 
 
-def baseline(decoder: Decoder, name: str) -> Contender:
-    """Return ``transformers``' own ``generate`` on the decoder's model as a contender.
+def baseline(model: PreTrainedModel, name: str) -> Contender:
+    """Return ``transformers``' own ``generate`` as a contender.
+
+    Args:
+        model: As transformers loads it, with nothing of ours in it.
+        name: ``greedy``, or ``prompt_lookup`` with 10 tokens.
 
     Raises:
-        ConfigError: There is no such baseline, or the model is not one of transformers'.
+        ConfigError: There is no such baseline.
     """
     if name not in _BASELINES:
         raise ConfigError(f"unknown baseline {name!r}: {nearest(name, _BASELINES)}", key="bench")
-    model = getattr(decoder.adapter, "model", None)
-    if not hasattr(model, "generate"):
-        raise ConfigError(
-            "baselines need a transformers model; use bench.baselines=[]", key="bench.baselines"
-        )
     return _TransformersContender(f"transformers {name}", model, _BASELINES[name])

@@ -19,6 +19,7 @@ from decodekit.bench.report import render
 from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError
+from decodekit.factory import load
 from decodekit.prompts import encode_prompt
 
 __all__ = ["Measurement", "measure", "run_bench"]
@@ -62,7 +63,10 @@ def run_bench(config: RunConfig) -> int:
     prompts = read_prompts(bench.prompts, limit=bench.limit)
     decoder = Decoder.from_config(config)
     contenders = [strategy(decoder, settings) for settings in bench.strategies]
-    contenders += [baseline(decoder, name) for name in bench.baselines]
+    if bench.baselines:
+        # A copy of its own: ours may have been changed for the way of execution.
+        model, _ = load(config)
+        contenders += [baseline(model, name) for name in bench.baselines]
     if not contenders:
         raise ConfigError("nothing to compare; name bench.strategies", key="bench.strategies")
     names = [contender.name for contender in contenders]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from decodekit import Decoder
+from decodekit import Decoder, DecoderConfig
+from decodekit.factory import load
 
 # Real prompts from public benchmarks; they are not part of the repository.
 DATA = Path(os.environ.get("DECODEKIT_PROMPTS", Path(__file__).parents[2].parent / "shared/data"))
@@ -25,5 +26,12 @@ def read_data(name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def decoder() -> Decoder:
-    """Return a decoder over SmolLM2-135M-Instruct in float32."""
+    """Return a decoder over SmolLM2-135M-Instruct in float32, as a user gets it."""
     return Decoder.from_config(model="smollm2-135m", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def plain_model() -> Any:
+    """Return the same model as transformers loads it."""
+    model, _ = load(DecoderConfig(dtype="float32"))
+    return model

@@ -26,7 +26,7 @@ LAYERS = [
     ["sampling", "runner"],
     ["verify"],
     ["loop"],
-    ["hookspecs", "prompts", "result", "models.*"],
+    ["hookspecs", "prompts", "result", "models.*", "execution.*"],
     ["builtins", "config", "stream"],
     ["plugins"],
     ["compose", "factory"],
@@ -45,7 +45,7 @@ OTHER_PACKAGES = {
     # Who may import what is slow or heavy; nobody else does, not even inside a function.
     "hydra": ("compose",),
     "omegaconf": ("compose",),
-    "transformers": ("adapters.hf", "models", "factory", "builtins", "decoder"),
+    "transformers": ("adapters.hf", "models", "factory", "builtins", "decoder", "bench"),
     "torch": (
         "mask",
         "interfaces",
@@ -55,6 +55,7 @@ OTHER_PACKAGES = {
         "verify",
         "runner",
         "models",
+        "execution",
         "bench",
     ),
     "pluggy": ("hookspecs", "plugins"),

@@ -1,0 +1,1 @@
+"""How a step is launched, apart from what attention computes: one file per way."""

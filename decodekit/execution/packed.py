@@ -1,0 +1,93 @@
+"""Linear layers with weights packed once for the CPU.
+
+``torch.nn.functional.linear`` reads a plain weight matrix anew at every call, in whatever layout it
+has; for a few rows most of its time goes into that. oneDNN can lay a weight out once for its own
+kernels. Torch offers this through two private operators, which its compiler uses when it freezes a
+model. They are used here and nowhere else, and only after they have been tried.
+
+Measured on two cores of an AMD EPYC (Zen 4), SmolLM2-135M, float32, 300 tokens of context, a whole
+step in milliseconds at 1, 2, 3, 8, 13 and 32 rows: 55, 89, 109, 76, 89, 118 plain; 37, 42, 38, 42,
+49, 77 packed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from decodekit.errors import ConfigError
+
+__all__ = ["PackedLinear", "can_pack", "pack_linears"]
+
+
+class PackedLinear(nn.Module):
+    """A linear layer for inference on a CPU; the plain weight is not kept.
+
+    Args:
+        linear: The layer that it stands for, on a CPU.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return ``states @ weight.T + bias`` for states [..., in_features]."""
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(
+            states, self._packed, self._bias, "none", [], ""
+        )
+        return output
+
+    def extra_repr(self) -> str:
+        """Return what ``print(model)`` shows of the layer."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return whether packed layers of ``dtype`` work here, by trying one."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            linear = nn.Linear(48, 32, dtype=dtype)
+            states = torch.randn(1, 3, 48).to(dtype)
+            return torch.allclose(
+                PackedLinear(linear)(states).float(), linear(states).float(), atol=0.05
+            )
+        except (RuntimeError, AttributeError, NotImplementedError):
+            return False
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace the linear layers of ``model`` in place and return how many were replaced.
+
+    A layer stays as it is where it is not on a CPU, where its dtype cannot be packed, or where it
+    is of a class of its own, a quantised one for example. Weights that are tied to another module,
+    as an output head to the embedding, are held twice afterwards.
+
+    Args:
+        model: In evaluation mode; it cannot be trained or saved afterwards.
+
+    Raises:
+        ConfigError: No layer could be packed.
+    """
+    replaced = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            # Exactly this class: what a subclass does beyond it would be lost.
+            if type(child) is not nn.Linear or child.weight.device.type != "cpu":
+                continue
+            if can_pack(child.weight.dtype):
+                setattr(parent, name, PackedLinear(child))
+                replaced += 1
+    if not replaced:
+        raise ConfigError(
+            "execution=packed found no linear layer that can be packed here; use execution=eager",
+            key="execution",
+            value="packed",
+        )
+    return replaced

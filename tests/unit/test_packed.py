@@ -1,0 +1,91 @@
+"""Packed linear layers: the same numbers, and nothing else of the model is touched."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from decodekit import Decoder
+from decodekit.errors import ConfigError
+from decodekit.execution import packed
+from decodekit.execution.packed import PackedLinear, can_pack, pack_linears
+from tests.tiny import greedy_loop, random_prompt, tiny_model
+
+needs_packing = pytest.mark.skipif(
+    not can_pack(torch.float32), reason="this build of torch cannot pack linear layers"
+)
+
+
+@needs_packing
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 13, 64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_the_layer(
+    dtype: torch.dtype, atol: float, rows: int, bias: bool
+) -> None:
+    if not can_pack(dtype):
+        pytest.skip(f"{dtype} cannot be packed here")
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        linear = nn.Linear(96, 80, bias=bias, dtype=dtype)
+        states = torch.randn(2, rows, 96).to(dtype)
+        layer = PackedLinear(linear)
+        for form in (states, states[:, -1:], states.transpose(0, 1)):
+            torch.testing.assert_close(layer(form), linear(form), atol=atol, rtol=atol)
+    assert repr(layer) == "PackedLinear(in_features=96, out_features=80)"
+
+
+@needs_packing
+def test_a_packed_model_decodes_the_same_text() -> None:
+    plain = tiny_model()
+    expected = greedy_loop(plain, random_prompt(15), 40)
+    for strategy in ("autoregressive", "lookahead"):
+        model = copy.deepcopy(plain)
+        decoder = Decoder.from_model(model, strategy=strategy, execution="packed")
+        assert not any(type(module) is nn.Linear for module in model.modules())
+        assert decoder.generate(random_prompt(15), max_new_tokens=40).tokens == expected
+    assert any(type(module) is nn.Linear for module in plain.modules())
+
+
+@needs_packing
+def test_only_plain_linear_layers_on_a_cpu_are_packed() -> None:
+    class Special(nn.Linear):
+        pass
+
+    model = nn.ModuleDict(
+        {
+            "plain": nn.Linear(4, 4),
+            "special": Special(4, 4),
+            "wide": nn.Linear(4, 4, dtype=torch.float64),
+            "elsewhere": nn.Linear(4, 4, device="meta"),
+            "inner": nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+        }
+    )
+    assert pack_linears(model) == 2
+    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    assert kinds["plain"] == kinds["inner.0"] == "PackedLinear"
+    assert kinds["special"] == "Special"
+    assert kinds["wide"] == kinds["elsewhere"] == "Linear"
+
+
+def test_where_nothing_can_be_packed_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no linear layer that can be packed here; use"):
+        pack_linears(nn.Sequential(nn.ReLU()))
+    monkeypatch.setattr(packed, "PackedLinear", lambda linear: linear.nothing)
+    can_pack.cache_clear()
+    try:
+        assert not can_pack(torch.float32)
+    finally:
+        monkeypatch.undo()
+        can_pack.cache_clear()
+
+
+def test_executions() -> None:
+    model = copy.deepcopy(tiny_model(dtype=torch.float64))
+    with pytest.raises(ConfigError, match="unknown execution 'pakced': did you mean 'packed'"):
+        Decoder.from_model(model, execution="pakced")
+    Decoder.from_model(model, execution="auto")  # float64 cannot be packed, so it is left alone
+    assert any(type(module) is nn.Linear for module in model.modules())
