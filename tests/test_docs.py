@@ -1,0 +1,79 @@
+"""What the documentation shows works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decodekit import Component, Decoder
+from decodekit.decoder import Decoder as DecoderClass
+from tests.checkpoint import save_checkpoint
+from tests.tiny import greedy_loop, random_prompt, tiny_model
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(file: str, language: str = "python") -> list[str]:
+    """Return the code blocks of a Markdown file."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_strategy_of_the_guide() -> None:
+    module: dict[str, Any] = {"__name__": "decodekit_lines"}
+    strategy, usage = blocks("docs/strategies.md")
+    exec(strategy, module)
+    (component,) = module["decodekit_register_strategies"]()
+    assert isinstance(component, Component)
+    built = component.build(component.config(newline=19, num_tokens=4), None)
+    model = tiny_model()
+    prompt = [19, *random_prompt(12)]
+    decoder = Decoder.from_model(model, strategy=built)
+    assert decoder.generate(prompt, max_new_tokens=40).tokens == greedy_loop(model, prompt, 40)
+    assert decoder.generate(prompt, max_new_tokens=40).stats.nodes > 0
+    assert "Decoder.from_model(model, tokenizer, strategy=Lines" in usage
+
+
+def test_the_python_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a tiny model instead of the one that it names."""
+    checkpoint = save_checkpoint(tmp_path)
+    load = DecoderClass.from_config
+    monkeypatch.setattr(
+        DecoderClass,
+        "from_config",
+        lambda strategy, model: load(strategy=strategy, model=checkpoint),
+    )
+    first, second = blocks("README.md")
+    scope: dict[str, Any] = {}
+    exec(first, scope)
+    assert len(scope["result"].tokens) == 64
+    scope["model"], scope["tokenizer"] = tiny_model(), scope["decoder"].tokenizer
+    exec(second, scope)
+    assert scope["decoder"].strategy.config.window_size == 15
+    assert capsys.readouterr().out
+
+
+def test_links_in_the_documentation_lead_somewhere() -> None:
+    for file in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            if "://" not in target:
+                assert ((ROOT / file).parent / target).exists(), f"{file}: {target}"
+
+
+def test_the_map_of_the_readme_names_files_that_exist() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    for row in rows:
+        for name in re.findall(r"`([^`]+)`", row):
+            places = [ROOT / name, ROOT / "decodekit" / name]
+            known = any(place.exists() for place in places)
+            assert known or name in ("autoregressive", "jacobi", "prompt_lookup", "lookahead"), name
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
