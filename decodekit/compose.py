@@ -1,45 +1,31 @@
 """Composing settings with Hydra: YAML files, plugins' schemas and overrides become a ``RunConfig``.
 
-The only module that imports Hydra and OmegaConf; beyond it there are dataclasses.
+Only this module and ``schemas`` import Hydra and OmegaConf; beyond them there are dataclasses.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_module
-from hydra.core.config_store import ConfigStore
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
-from hydra.version import VersionBase
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from decodekit.config import BenchConfig, ModelConfig, RunConfig
 from decodekit.errors import ConfigError, nearest
 from decodekit.plugins import registry
-from decodekit.registry import Kind
 from decodekit.sampling import SamplingParams
+from decodekit.schemas import GROUPS, hydra_session
 
 __all__ = ["compose_config", "compose_mapping", "group_options", "to_yaml"]
-
-_GROUPS: dict[str, Kind | None] = {
-    "strategy": "strategy",
-    "backend": "backend",
-    "adapter": "adapter",
-    "verifier": "verifier",
-    "model": None,
-    "sampling": None,
-}
-"""The groups that a name can be chosen for, with the kind of component that is behind it."""
 
 _LITERAL = ("prompt", "prompt_file", "stop", "model.path", "bench.prompts", "bench.output")
 """Keys whose text is taken as it is: a prompt or a path must not be read as Hydra's grammar."""
@@ -89,7 +75,7 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
     plain = _plain(settings) if isinstance(settings, DictConfig) else dict(settings)
     literal = {key: plain.pop(key) for key in _LITERAL if key in plain}
     choices: list[str] = []
-    for key in _GROUPS:
+    for key in GROUPS:
         value = plain.get(key)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = plain[key] = dataclasses.asdict(value)
@@ -121,7 +107,7 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
 
 def group_options(group: str) -> list[str]:
     """Return the names that can be chosen for ``group``, plugins' included, sorted."""
-    with _hydra():
+    with hydra_session():
         return _options(group)
 
 
@@ -133,7 +119,7 @@ def to_yaml(config: RunConfig) -> str:
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
     """Compose after checking names and keys, so that a mistake gets one line with the fix."""
-    with _hydra():
+    with hydra_session():
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
         except HydraException as error:
@@ -154,7 +140,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
                     f"{key} has several values; quote a value that holds commas: '{key}=\"a,b\"'",
                     key=key,
                 )
-            if key in _GROUPS:
+            if key in GROUPS:
                 _check_choice(key, str(override.value()))
                 choices.append(str(override.input_line))
             else:
@@ -164,60 +150,12 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
             for key, value in values.items():
                 _check_key(config, key)
                 group, _, last = key.rpartition(".")
-                if last == "name" and _GROUPS.get(group) is not None:
+                if last == "name" and GROUPS.get(group) is not None:
                     raise ConfigError(f"choose a {group} with {group}={value}", key=key)
                 OmegaConf.update(config, key, value)
         except (HydraException, OmegaConfBaseException) as error:
             raise _config_error(error) from error
     return config
-
-
-@contextmanager
-def _hydra() -> Iterator[None]:
-    """Make our files and the registered schemas composable inside the block.
-
-    Hydra's state is global. An application that uses Hydra itself, or calls us from inside its own
-    main function, finds everything as it was afterwards.
-    """
-    store = ConfigStore.instance()
-    groups = ("schema", *_GROUPS)
-    held = {group: copy.deepcopy(store.repo[group]) for group in groups if group in store.repo}
-    before = (GlobalHydra.instance().hydra, VersionBase.instance().version_base)
-    GlobalHydra.instance().clear()
-    try:
-        _store_schemas(store)
-        with initialize_config_module("decodekit.conf", version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra, VersionBase.instance().version_base = before
-        for group in groups:
-            store.repo.pop(group, None)
-        store.repo.update(held)
-
-
-def _store_schemas(store: ConfigStore) -> None:
-    store.store("run", _schema(), group="schema")
-    store.store("model", ModelConfig, group="schema")
-    store.store("sampling", SamplingParams, group="schema")
-    components = registry()
-    for group, kind in _GROUPS.items():
-        if kind is None:
-            continue
-        for name in components.names(kind):
-            component = components.get(kind, name)
-            store.store(name, component.config, group=f"schema/{group}")
-            if component.plugin != "decodekit":  # built-ins have files in conf/
-                store.store(name, component.config, group=group)
-
-
-def _schema() -> type:
-    """Return ``RunConfig`` with each group left open: its files bring their own schemas."""
-    return dataclasses.make_dataclass(
-        "RunSchema",
-        [(group, Any, dataclasses.field(default=MISSING)) for group in _GROUPS],
-        bases=(RunConfig,),
-        kw_only=True,
-    )
 
 
 def _options(group: str) -> list[str]:
@@ -283,7 +221,7 @@ def _to_dataclass(config: Any) -> RunConfig:
     """Build the dataclasses, which check their values, from a composed config."""
     settings = _plain(config)
     components = registry()
-    for group, kind in _GROUPS.items():
+    for group, kind in GROUPS.items():
         values = settings[group]
         if kind is not None:
             schema = components.get(kind, values["name"]).config

@@ -185,13 +185,7 @@ class MakePool(Protocol):
     """Makes n-gram pools by name; handed to the builders of strategies."""
 
     def __call__(self, name: str, *, per_key: int, max_keys: int) -> NGramPool:
-        """Return an empty pool.
-
-        Args:
-            name: A registered name.
-            per_key: Most continuations kept for a key.
-            max_keys: Most keys kept.
-        """
+        """Return an empty pool ``name`` for ``per_key`` continuations of ``max_keys`` keys."""
         ...
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ def blocks(file: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-def test_the_strategy_of_the_guide() -> None:
-    module: dict[str, Any] = {"__name__": "decodekit_lines"}
+def test_the_strategy_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("decodekit_lines")
+    monkeypatch.setitem(sys.modules, "decodekit_lines", module)
     strategy, usage = blocks("docs/strategies.md")
-    exec(strategy, module)
-    (component,) = module["decodekit_register_strategies"]()
+    exec(strategy, module.__dict__)
+    (component,) = module.decodekit_register_strategies()
     assert isinstance(component, Component)
     built = component.build(component.config(newline=19, num_tokens=4), None)
     model = tiny_model()
@@ -46,7 +49,7 @@ def test_the_python_of_the_readme(
     monkeypatch.setattr(
         DecoderClass,
         "from_config",
-        lambda strategy, model: load(strategy=strategy, model=checkpoint),
+        lambda **settings: load(**{**settings, "model": checkpoint}),
     )
     first, second = blocks("README.md")
     scope: dict[str, Any] = {}

@@ -4,54 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from decodekit.bench.measurement import Contender, Run
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Contender", "Run", "baseline", "strategy"]
+__all__ = ["baseline", "strategy"]
 
 _BASELINES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "prompt_lookup": {"prompt_lookup_num_tokens": 10},
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One answer and what it cost.
-
-    Attributes:
-        tokens: The new token ids.
-        steps: Forward passes.
-        rows_per_step: Mean rows of a pass, the prompt's not counted; None if unknown.
-        seconds: Wall time, prefill included.
-        time_to_first_token: Wall time in seconds; None if unknown.
-        host_seconds: Wall time outside the model's forward passes; None if unknown.
-    """
-
-    tokens: list[int]
-    steps: int
-    rows_per_step: float | None
-    seconds: float
-    time_to_first_token: float | None
-    host_seconds: float | None = None
-
-
-class Contender(Protocol):
-    """Something that continues token ids greedily."""
-
-    name: str
-
-    def run(self, prompt: list[int], max_new_tokens: int) -> Run:
-        """Continue ``prompt`` by at most ``max_new_tokens`` tokens."""
-        ...
 
 
 class _StrategyContender:

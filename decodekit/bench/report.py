@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from decodekit.bench.run import Measurement
+from decodekit.bench.measurement import Measurement
 
 __all__ = ["render"]
 

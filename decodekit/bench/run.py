@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from decodekit.bench.contenders import Contender, Run, baseline, strategy
+from decodekit.bench.contenders import baseline, strategy
+from decodekit.bench.measurement import Measurement, measure
 from decodekit.bench.prompts import read_prompts
 from decodekit.bench.report import render
 from decodekit.config import RunConfig
@@ -22,28 +22,7 @@ from decodekit.errors import ConfigError
 from decodekit.factory import load
 from decodekit.prompts import encode_prompt
 
-__all__ = ["Measurement", "measure", "run_bench"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One contender on one prompt, once.
-
-    Attributes:
-        prompt: The prompt's id.
-        category: The prompt's category.
-        contender: The contender's name.
-        repeat: Which time, from 0.
-        equal: Whether the tokens are those of the first contender on this prompt.
-        run: What was measured.
-    """
-
-    prompt: str
-    category: str
-    contender: str
-    repeat: int
-    equal: bool
-    run: Run
+__all__ = ["run_bench"]
 
 
 def run_bench(config: RunConfig) -> int:
@@ -109,45 +88,6 @@ def run_bench(config: RunConfig) -> int:
     print(render(measurements))
     ours = {contender.name for contender in contenders[: len(bench.strategies)]}
     return int(any(m.contender in ours and not m.equal for m in measurements))
-
-
-def measure(
-    contenders: list[Contender],
-    prompts: list[tuple[str, str, list[int]]],
-    *,
-    max_new_tokens: int,
-    repeats: int,
-) -> Iterator[Measurement]:
-    """Yield measurements in turns: for each prompt each contender once, in a rotating order.
-
-    Each contender is warmed up first. What a machine does in the background then hits all alike,
-    and the report compares contenders prompt by prompt.
-
-    Args:
-        contenders: What is compared; the first gives the tokens that the others should give.
-        prompts: Id, category and token ids of each.
-        max_new_tokens: Most new tokens.
-        repeats: Times that each prompt is run.
-    """
-    for contender in contenders:
-        contender.run(prompts[0][2], min(8, max_new_tokens))
-    for repeat in range(repeats):
-        for number, (name, category, ids) in enumerate(prompts):
-            shift = (number + repeat) % len(contenders)
-            runs = {
-                contender.name: contender.run(ids, max_new_tokens)
-                for contender in [*contenders[shift:], *contenders[:shift]]
-            }
-            expected = runs[contenders[0].name].tokens
-            for contender in contenders:
-                yield Measurement(
-                    prompt=name,
-                    category=category,
-                    contender=contender.name,
-                    repeat=repeat,
-                    equal=runs[contender.name].tokens == expected,
-                    run=runs[contender.name],
-                )
 
 
 def _header(config: RunConfig, decoder: Decoder) -> dict[str, Any]:

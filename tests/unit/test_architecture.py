@@ -29,6 +29,7 @@ LAYERS = [
     ["hookspecs", "prompts", "result", "models.*", "execution.*"],
     ["builtins", "config", "stream"],
     ["plugins"],
+    ["schemas"],
     ["compose", "factory"],
     ["decoder"],
     ["bench.*", "generate"],
@@ -43,8 +44,8 @@ EXCEPTIONS = {
 
 OTHER_PACKAGES = {
     # Who may import what is slow or heavy; nobody else does, not even inside a function.
-    "hydra": ("compose",),
-    "omegaconf": ("compose",),
+    "hydra": ("compose", "schemas"),
+    "omegaconf": ("compose", "schemas"),
     "transformers": ("adapters.hf", "models", "factory", "builtins", "decoder", "bench"),
     "torch": (
         "mask",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from decodekit.bench.contenders import Run
+from decodekit.bench.measurement import Measurement, Run
 from decodekit.bench.report import render
-from decodekit.bench.run import Measurement
 
 
 def measured(

@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from decodekit import compose, plugins
+from decodekit import compose, plugins, schemas
 from decodekit.compose import compose_config, compose_mapping, group_options, to_yaml
 from decodekit.config import BenchConfig, ModelConfig, RunConfig
 from decodekit.errors import ConfigError
@@ -434,7 +434,8 @@ def with_echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in real.names(kind):  # type: ignore[arg-type]
             found.add(kind, [real.get(kind, name)], plugin="decodekit")  # type: ignore[arg-type]
     found.add("strategy", [Component("echo", EchoConfig, EchoConfig)], plugin="mine")
-    monkeypatch.setattr(compose, "registry", lambda: found)
+    for module in (compose, schemas):
+        monkeypatch.setattr(module, "registry", lambda: found)
     before = dict(ConfigStore.instance().repo)
     yield
     ConfigStore.instance().repo = before

@@ -1,0 +1,80 @@
+"""Making our settings files and the registered schemas known to Hydra, for a while."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hydra import initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import VersionBase
+from omegaconf import MISSING
+
+from decodekit.config import ModelConfig, RunConfig
+from decodekit.plugins import registry
+from decodekit.registry import Kind
+from decodekit.sampling import SamplingParams
+
+__all__ = ["GROUPS", "hydra_session"]
+
+GROUPS: dict[str, Kind | None] = {
+    "strategy": "strategy",
+    "backend": "backend",
+    "adapter": "adapter",
+    "verifier": "verifier",
+    "model": None,
+    "sampling": None,
+}
+"""The groups that a name can be chosen for, with the kind of component that is behind it."""
+
+
+@contextmanager
+def hydra_session() -> Iterator[None]:
+    """Make our files and the registered schemas composable inside the block.
+
+    Hydra's state is global. An application that uses Hydra itself, or calls us from inside its own
+    main function, finds everything as it was afterwards.
+    """
+    store = ConfigStore.instance()
+    groups = ("schema", *GROUPS)
+    held = {group: copy.deepcopy(store.repo[group]) for group in groups if group in store.repo}
+    before = (GlobalHydra.instance().hydra, VersionBase.instance().version_base)
+    GlobalHydra.instance().clear()
+    try:
+        _store_schemas(store)
+        with initialize_config_module("decodekit.conf", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra, VersionBase.instance().version_base = before
+        for group in groups:
+            store.repo.pop(group, None)
+        store.repo.update(held)
+
+
+def _store_schemas(store: ConfigStore) -> None:
+    store.store("run", _schema(), group="schema")
+    store.store("model", ModelConfig, group="schema")
+    store.store("sampling", SamplingParams, group="schema")
+    components = registry()
+    for group, kind in GROUPS.items():
+        if kind is None:
+            continue
+        for name in components.names(kind):
+            component = components.get(kind, name)
+            store.store(name, component.config, group=f"schema/{group}")
+            if component.plugin != "decodekit":  # built-ins have files in conf/
+                store.store(name, component.config, group=group)
+
+
+def _schema() -> type:
+    """Return ``RunConfig`` with each group left open: its files bring their own schemas."""
+    return dataclasses.make_dataclass(
+        "RunSchema",
+        [(group, Any, dataclasses.field(default=MISSING)) for group in GROUPS],
+        bases=(RunConfig,),
+        kw_only=True,
+    )
