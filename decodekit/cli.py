@@ -7,6 +7,7 @@ an error at run time or texts that differ under ``compare=true``, 2 for a mistak
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ what to decode
   prompt_file=PATH       a file with the prompt
   chat=true|false        use the model's chat template (default: if it has one)
   max_new_tokens=N       most tokens of the answer (256)
-  stop=TEXT              end before this text; stop=[a,b] for several
+  stop=TEXT              end before this text (a newline is $'\\n'); stop=[a,b] for several
 how
   strategy=NAME          {strategy}
   strategy.KEY=VALUE     its settings: {settings}
@@ -41,6 +42,7 @@ how
 with what
   model=NAME             {model}
                          or a directory, or owner/name on the hub
+  model.revision=NAME    a branch, tag or commit on the hub
   dtype=NAME             auto, float32, bfloat16, float16, float64
   device=NAME            auto, cpu, cuda
   backend=NAME           {backend}
@@ -48,7 +50,8 @@ with what
 output
   format=text|json       stream the text, or print one JSON object at the end
   compare=true           run autoregressive too; compare speed and tokens
-  job=generate|bench     bench compares strategies on a file of prompts
+  job=generate|bench     bench compares bench.strategies on bench.prompts, a file of JSON lines
+                         with a prompt, turns, messages or input_ids each
 
   --help, --version, --cfg (print the settings and exit)
 """
@@ -57,8 +60,15 @@ output
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     args = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character gets a replacement, not an exception.
+        sys.stdout.reconfigure(errors="replace")
     try:
-        return _dispatch(args)
+        code = _dispatch(args)
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         return _fail(error, code=2)
     except DecodekitError as error:
@@ -67,8 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output has closed it; there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        _drop_output()
+        return _fail(f"cannot write the output: {error.strerror or error}", code=1)
+
+
+def _drop_output() -> None:
+    """Send what is still to be written nowhere, so that the interpreter can end quietly."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(args: list[str]) -> int:
@@ -121,7 +139,7 @@ def _help() -> str:
     )
 
 
-def _fail(error: Exception, *, code: int) -> int:
+def _fail(error: Exception | str, *, code: int) -> int:
     message = " ".join(str(error).split())
     print(f"decodekit: {message}", file=sys.stderr)
     return code

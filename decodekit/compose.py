@@ -6,7 +6,9 @@ Only this module and ``schemas`` import Hydra and OmegaConf; beyond them there a
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -27,7 +29,16 @@ from decodekit.schemas import GROUPS, hydra_session
 
 __all__ = ["compose_config", "compose_mapping", "group_options", "to_yaml"]
 
-_LITERAL = ("prompt", "prompt_file", "stop", "model.path", "bench.prompts", "bench.output")
+_LITERAL = (
+    "prompt",
+    "prompt_file",
+    "stop",
+    "model.path",
+    "model.repo",
+    "model.revision",
+    "bench.prompts",
+    "bench.output",
+)
 """Keys whose text is taken as it is: a prompt or a path must not be read as Hydra's grammar."""
 
 
@@ -35,7 +46,8 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     """Return the settings that overrides in Hydra's grammar ask for.
 
     The texts of prompts, stop strings and paths are taken as they are, so that they may hold any
-    character; ``stop=[a,b]`` is a list in Hydra's grammar.
+    character. Only a stop in brackets with a comma or quotes in it, ``stop=[a,b]`` or
+    ``stop=['a']``, is a list in Hydra's grammar; ``stop=[INST]`` is that text.
 
     Args:
         overrides: For example ``["strategy=lookahead", "strategy.window_size=7"]``.
@@ -48,7 +60,9 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     rest: list[str] = []
     for override in overrides:
         key, sign, value = override.partition("=")
-        plain = value.startswith("[") if key == "stop" else "." in key and value == "null"
+        if not sign and key.isprintable() and not key.startswith(("+", "~")):
+            raise ConfigError(f'cannot read the override: {key!r}; a prompt is prompt="{key}"')
+        plain = _is_list(value) if key == "stop" else "." in key and value == "null"
         if sign and key in _LITERAL and not plain:
             literal[key] = value
         elif key == "model" and _is_path(value):
@@ -77,6 +91,8 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
     choices: list[str] = []
     for key in GROUPS:
         value = plain.get(key)
+        if isinstance(value, os.PathLike):
+            value = plain[key] = os.fspath(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = plain[key] = dataclasses.asdict(value)
         if key == "model" and isinstance(value, str) and _is_path(value):
@@ -92,10 +108,19 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
             if local:
                 choices.append("model=local")
         elif key in plain:
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(
+                    f"{key} must be a name or settings, not a {type(value).__name__}; for one that "
+                    "is built already use Decoder.from_model",
+                    key=key,
+                )
             value = str(plain.pop(key))
         if value is not None:
             choices.append(f"{key}={value}")
     config = _compose(choices)
+    for key in plain:
+        if "." in key:
+            raise ConfigError(f"{key!r} must be written as a mapping in a mapping", key=key)
     for dotted in _leaves(plain):
         _check_key(config, dotted)
     try:
@@ -165,13 +190,24 @@ def _options(group: str) -> list[str]:
 
 def _check_choice(group: str, name: str) -> None:
     options = _options(group)
+    if name not in options and group == "model" and Path(name).is_dir():
+        raise ConfigError(
+            f"unknown model {name!r}: for the directory write model=./{name}", key=group
+        )
     if name not in options:
         raise ConfigError(f"unknown {group} {name!r}: {nearest(name, options)}", key=group)
 
 
 def _is_path(model: str) -> bool:
     """Return whether ``model=...`` gives a directory or a hub name, not one of ``conf/model/``."""
-    return "/" in model or "\\" in model
+    return "/" in model or "\\" in model or model in (".", "..")
+
+
+def _is_list(stop: str) -> bool:
+    """Return whether the text after ``stop=`` is meant as a list of several."""
+    return stop == "[]" or (
+        stop.startswith("[") and stop.endswith("]") and any(mark in stop for mark in ",'\"")
+    )
 
 
 def _with_literal(config: RunConfig, literal: Mapping[str, Any]) -> RunConfig:

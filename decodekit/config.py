@@ -75,6 +75,12 @@ class DecoderConfig:
     chat: bool | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, ModelConfig):
+            raise ConfigError(
+                f"model must be a ModelConfig, not {self.model!r:.60}",
+                key="model",
+                value=self.model,
+            )
         require_at_least(self.max_new_tokens, 0, key="max_new_tokens")
         require_at_least(self.prefill_chunk, 1, key="prefill_chunk")
 

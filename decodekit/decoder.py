@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decodekit.config import DecoderConfig
-from decodekit.errors import GenerationError
+from decodekit.errors import ConfigError, GenerationError, require_at_least
 from decodekit.factory import (
     build_adapter,
     build_strategy,
     build_verifier,
+    check_execution,
     load,
     prepare_execution,
 )
@@ -61,6 +63,8 @@ class Decoder:
         prefill_chunk: int = 512,
         chat: bool | None = None,
     ) -> None:
+        require_at_least(max_new_tokens, 0, key="max_new_tokens")
+        require_at_least(prefill_chunk, 1, key="prefill_chunk")
         self.adapter = adapter
         self.tokenizer = tokenizer
         self.strategy = strategy
@@ -79,7 +83,8 @@ class Decoder:
 
         Args:
             config: A ``DecoderConfig``, a mapping or a ``DictConfig``; what it does not say is as
-                in ``conf/config.yaml``.
+                in ``conf/config.yaml``. What belongs to a request or to the command line (prompt,
+                stop, job, ...) is not looked at.
             settings: Settings by keyword, which go before those of ``config``; for example
                 ``strategy="lookahead", model="smollm2-135m"``.
 
@@ -89,18 +94,25 @@ class Decoder:
             ModelSupportError: The model cannot be decoded exactly.
         """
         if not isinstance(config, DecoderConfig):
+            if config is not None and not isinstance(config, Mapping):
+                raise TypeError(
+                    f"settings are a DecoderConfig or a mapping, not a {type(config).__name__}"
+                )
             from decodekit.compose import compose_mapping  # Hydra, only where it is needed
 
             config = compose_mapping({**(config or {}), **settings})
         elif settings:
             raise TypeError("give a DecoderConfig or settings by keyword, not both")
+        # What costs nothing first: a mistake must not wait for a model to be fetched.
+        strategy, verifier = build_strategy(config.strategy), build_verifier(config.verifier)
         model, tokenizer = load(config)
+        adapter = build_adapter(model, adapter=config.adapter, backend=config.backend)
         prepare_execution(model, config.execution)
         return cls(
-            build_adapter(model, adapter=config.adapter, backend=config.backend),
+            adapter,
             tokenizer,
-            strategy=build_strategy(config.strategy),
-            verifier=build_verifier(config.verifier),
+            strategy=strategy,
+            verifier=verifier,
             sampling=config.sampling,
             max_new_tokens=config.max_new_tokens,
             prefill_chunk=config.prefill_chunk,
@@ -140,14 +152,17 @@ class Decoder:
             ConfigError: A name or a setting is unknown.
             ModelSupportError: The model cannot be decoded exactly.
         """
-        prepare_execution(model, execution)
-        return cls(
+        check_execution(execution)
+        built = build_strategy(strategy)
+        decoder = cls(
             build_adapter(model, adapter=adapter, backend=backend),
             tokenizer,
-            strategy=build_strategy(strategy),
+            strategy=built,
             chat=chat,
             **settings,
         )
+        prepare_execution(model, execution)  # last: it changes the model
+        return decoder
 
     def with_strategy(self, strategy: Any) -> Decoder:
         """Return a decoder over the same model with another strategy."""
@@ -176,7 +191,7 @@ class Decoder:
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         chat: bool | None = None,
     ) -> GenerationStream:
         """Continue ``prompt``, run by run.
@@ -232,9 +247,11 @@ class Decoder:
         )
 
     def _new_text(
-        self, stop: str | Sequence[str], *, context: Sequence[int]
+        self, stop: str | Sequence[str] | None, *, context: Sequence[int]
     ) -> IncrementalText | None:
-        strings = [stop] if isinstance(stop, str) else list(stop)
+        strings = [stop] if isinstance(stop, str) else list(stop or ())
+        if not all(isinstance(string, str) for string in strings):
+            raise ConfigError("stop must be strings", key="stop", value=stop)
         if self.tokenizer is not None:
             return IncrementalText(self.tokenizer, stop=strings, context=context)
         if strings:
@@ -245,10 +262,11 @@ class Decoder:
         self, ids: list[int], rules: StopRules, params: SamplingParams
     ) -> Generator[StepRecord, None, None]:
         """Yield the steps of a request on a runner that no other request uses meanwhile."""
-        if self._idle:
+        try:
             runner = self._idle.pop()
-        else:
+        except IndexError:
             runner = LocalRunner(self.adapter, prefill_chunk=self.prefill_chunk)
+        usable = True
         try:
             yield from decode(
                 ids,
@@ -259,13 +277,16 @@ class Decoder:
                 rules=rules,
                 max_nodes=self.strategy.max_nodes,
             )
+        except Exception:
+            usable = False  # its cache may be what failed
+            raise
         finally:
-            self._idle.append(runner)
+            if usable:
+                self._idle.append(runner)
 
 
 def _override(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
     """Return ``params`` with the options that a request gave."""
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    values = {name: getattr(params, name) for name in names}
-    values.update({name: value for name, value in given.items() if value is not None})
-    return SamplingParams(**values)
+    return dataclasses.replace(
+        params, **{name: value for name, value in given.items() if value is not None}
+    )

@@ -131,8 +131,10 @@ def require_at_least(value: int, least: int, *, key: str) -> None:
         key: The setting's dotted name; its last part is what the message calls it.
 
     Raises:
-        ConfigError: It is smaller.
+        ConfigError: It is smaller, or no whole number.
     """
+    name = key.rpartition(".")[2]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name} must be a whole number, not {value!r}", key=key, value=value)
     if value < least:
-        name = key.rpartition(".")[2]
         raise ConfigError(f"{name} must be {least} or more, not {value}", key=key, value=value)

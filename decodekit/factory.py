@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from decodekit.interfaces import (
     Verifier,
 )
 from decodekit.models.checkpoint import resolve_checkpoint
-from decodekit.models.loading import load_model
+from decodekit.models.loading import check_placement, load_model
 from decodekit.plugins import registry
 from decodekit.registry import Component, Kind
 
@@ -28,6 +29,7 @@ __all__ = [
     "build_adapter",
     "build_strategy",
     "build_verifier",
+    "check_execution",
     "load",
     "prepare_execution",
 ]
@@ -42,6 +44,8 @@ def load(config: DecoderConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
         CheckpointError: The checkpoint cannot be found, fetched or read.
         ConfigError: ``dtype`` or ``device`` is unknown or not available.
     """
+    check_execution(config.execution)
+    check_placement(dtype=config.dtype, device=config.device)
     model: ModelConfig = config.model
     directory = resolve_checkpoint(
         name=model.name,
@@ -51,6 +55,20 @@ def load(config: DecoderConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
         package=model.package,
     )
     return load_model(directory, dtype=config.dtype, device=config.device)
+
+
+def check_execution(mode: str) -> None:
+    """Check the name of a way of execution.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    if mode not in EXECUTIONS:
+        raise ConfigError(
+            f"unknown execution {mode!r}: {nearest(str(mode), EXECUTIONS)}",
+            key="execution",
+            value=mode,
+        )
 
 
 def prepare_execution(model: PreTrainedModel, mode: str) -> str:
@@ -63,10 +81,7 @@ def prepare_execution(model: PreTrainedModel, mode: str) -> str:
     Raises:
         ConfigError: The mode is unknown, or cannot work here.
     """
-    if mode not in EXECUTIONS:
-        raise ConfigError(
-            f"unknown execution {mode!r}: {nearest(mode, EXECUTIONS)}", key="execution", value=mode
-        )
+    check_execution(mode)
     if mode == "auto":
         mode = "packed" if model.device.type == "cpu" and can_pack(model.dtype) else "eager"
     if mode == "packed":
@@ -133,7 +148,7 @@ def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:
     """
     if isinstance(settings, str):
         settings = {"name": settings}
-    if isinstance(settings, dict):
+    if isinstance(settings, Mapping):
         values = dict(settings)
         component = registry().get(kind, str(values.get("name")))
         known = [field.name for field in fields(component.config)]
@@ -143,11 +158,17 @@ def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:
                     f"unknown key {key!r} in {kind!r}: {nearest(key, known)}", key=f"{kind}.{key}"
                 )
         return component, component.config(**values)
-    component = registry().get(kind, settings.name)
+    name = getattr(settings, "name", None)
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{kind} must be a name, a mapping with a name or settings, not {settings!r:.60}",
+            key=kind,
+            value=settings,
+        )
+    component = registry().get(kind, name)
     if not isinstance(settings, component.config):
         raise ConfigError(
-            f"{kind} {settings.name!r} takes a {component.config.__name__}, "
-            f"not a {type(settings).__name__}",
+            f"{kind} {name!r} takes a {component.config.__name__}, not a {type(settings).__name__}",
             key=kind,
         )
     return component, settings

@@ -34,9 +34,14 @@ def run_generate(config: RunConfig) -> int:
     result = stream.result
     baseline: GenerationResult | None = None
     if config.compare and not interrupted:
-        baseline = decoder.with_strategy("autoregressive").generate(prompt, stop=config.stop)
+        try:
+            plain = decoder.with_strategy("autoregressive")
+            baseline = plain.generate(prompt, stop=config.stop)
+        except KeyboardInterrupt:
+            interrupted = True  # what there is already is still printed
     if config.format == "json":
-        print(json.dumps(_record(config, result, baseline), ensure_ascii=False), flush=True)
+        whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json.dumps(_record(config, result, baseline), ensure_ascii=not whole), flush=True)
     else:
         _summarize(config, result, baseline)
     if interrupted:
@@ -73,9 +78,9 @@ def _read_prompt(config: RunConfig) -> str:
         )
     try:
         if config.prompt_file is not None:
-            return Path(config.prompt_file).read_text(encoding="utf-8")
+            return Path(config.prompt_file).read_bytes().decode("utf-8-sig")
         if config.prompt == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
+            return sys.stdin.buffer.read().decode("utf-8-sig") if sys.stdin else ""
     except OSError as error:
         raise ConfigError(
             f"cannot read the prompt file {config.prompt_file}: {error.strerror}", key="prompt_file"
@@ -87,19 +92,20 @@ def _read_prompt(config: RunConfig) -> str:
 
 def _show(stream: GenerationStream, *, quiet: bool) -> bool:
     """Print the text as it becomes certain; return whether Ctrl-C ended it."""
-    encoding = sys.stdout.encoding or "utf-8"
+    shown = 0
+    interrupted = False
     try:
         for chunk in stream:
             if not quiet and chunk.text:
-                # A terminal that cannot show a character gets a replacement, not an exception.
-                print(chunk.text.encode(encoding, "replace").decode(encoding), end="", flush=True)
+                shown += len(chunk.text)
+                print(chunk.text, end="", flush=True)
     except KeyboardInterrupt:
         stream.close()
-        return True
-    finally:
-        if not quiet:
-            print(flush=True)
-    return False
+        interrupted = True
+    if not quiet:
+        # What was held back for a stop string that never came.
+        print(stream.result.text[shown:], flush=True)
+    return interrupted
 
 
 def _record(
@@ -114,7 +120,7 @@ def _record(
         "stats": stats_record(result),
         "model": config.model.name,
         "strategy": asdict(config.strategy),
-        "seed": config.seed,
+        "seed": config.sampling.seed,
     }
     if baseline is not None:
         record["compare"] = {

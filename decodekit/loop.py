@@ -74,7 +74,7 @@ def decode(
         before = runner.forward_seconds
         try:
             proposal = proposer.propose(committed, budget)
-            _check(proposal, budget, proposer)
+            _check(proposal, budget, proposer, runner.adapter.vocab_size)
             prefix = runner.cache.lengths[0]
             plan = StepPlan(prefix, tuple(committed[prefix:]), proposal.tree)
             (logits,) = runner.run([plan])
@@ -94,13 +94,21 @@ def decode(
         step += 1
 
 
-def _check(proposal: Proposal, budget: Budget, proposer: Proposer) -> None:
-    """Refuse a proposal that the cache or the model's positions have no room for."""
+def _check(proposal: Proposal, budget: Budget, proposer: Proposer, vocab_size: int) -> None:
+    """Refuse what is no proposal, has unknown tokens, or has no room in cache or positions."""
+    name = type(proposer).__name__
+    if not isinstance(proposal, Proposal):
+        raise TreeError(f"{name} must return a Proposal, not a {type(proposal).__name__}")
     tree = proposal.tree
+    for token in tree.tokens:
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise TreeError(
+                f"{name} proposed {token!r}, which is no token of 0 .. {vocab_size - 1}"
+            )
     deepest = max(tree.depths, default=0)
     if len(tree) > budget.nodes or deepest > budget.depth:
         raise TreeError(
-            f"{type(proposer).__name__} proposed {len(tree)} nodes down to depth {deepest}; its "
+            f"{name} proposed {len(tree)} nodes down to depth {deepest}; its "
             f"budget is {budget.nodes} nodes and depth {budget.depth} "
             "(use TokenTree.limited to keep to it)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -31,9 +32,10 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int
         ids = _encode_text(prompt, tokenizer, chat=chat)
     else:
         items = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-        if isinstance(items, (bytes, Mapping)) or not isinstance(items, Sequence):
+        if isinstance(items, (bytes, bytearray, Mapping)) or not isinstance(items, Sequence):
+            hint = "; give its input_ids" if isinstance(items, Mapping) else ""
             raise GenerationError(
-                f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}"
+                f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}{hint}"
             )
         items = list(items)
         if len(items) == 1 and isinstance(items[0], list):
@@ -41,7 +43,12 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int
         if items and all(isinstance(item, Mapping) for item in items):
             ids = _apply_template(items, tokenizer)
         else:
-            ids = _check_ids(items, vocab_size)
+            ids = [_token_id(item) for item in items]
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise GenerationError(
+                f"token id {token} is outside the vocabulary, 0 .. {vocab_size - 1}"
+            )
     if not ids:
         raise GenerationError("the prompt is empty; give some text or at least one token id")
     return ids
@@ -50,6 +57,10 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int
 def _encode_text(text: str, tokenizer: Any, *, chat: bool) -> list[int]:
     if tokenizer is None:
         raise GenerationError("a text prompt needs a tokenizer; give token ids or a tokenizer")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GenerationError("the prompt is not valid Unicode text") from error
     if chat:
         if not text.strip():
             raise GenerationError("the prompt is empty; give some text")
@@ -72,14 +83,13 @@ def _apply_template(messages: list[Any], tokenizer: Any) -> list[int]:
     return ids
 
 
-def _check_ids(items: list[Any], vocab_size: int) -> list[int]:
-    for item in items:
-        if not isinstance(item, int) or isinstance(item, bool):
-            raise GenerationError(
-                f"a prompt is text, token ids or chat messages; it holds {item!r:.80}"
-            )
-        if not 0 <= item < vocab_size:
-            raise GenerationError(
-                f"token id {item} is outside the vocabulary, 0 .. {vocab_size - 1}"
-            )
-    return list(items)
+def _token_id(item: Any) -> int:
+    """Return an id as an int; integers of other libraries are taken too."""
+    try:
+        if isinstance(item, bool):
+            raise TypeError
+        return operator.index(item)
+    except TypeError:
+        raise GenerationError(
+            f"a prompt is text, token ids or chat messages; it holds {item!r:.80}"
+        ) from None

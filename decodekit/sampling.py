@@ -55,6 +55,17 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, kinds in (
+            ("temperature", (int, float)),
+            ("top_k", int),
+            ("top_p", (int, float)),
+            ("min_p", (int, float)),
+            ("seed", int),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                kind = "a whole number" if kinds is int else "a number"
+                raise ConfigError(f"{name} must be {kind}, not {value!r}", key=name, value=value)
         for name, ok, rule in (
             ("temperature", 0 <= self.temperature < float("inf"), "0 or more"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
@@ -140,7 +151,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     best = logits.amax(dim=-1, keepdim=True).float()
     _check_finite(best)
     # The best token at 0: a small temperature then takes the others to -inf, and nothing to +inf.
-    scores = (logits.float() - best) / params.temperature
+    scores = (logits.float() - best) / max(params.temperature, torch.finfo(torch.float32).tiny)
     if 0 < params.top_k < scores.shape[-1]:
         least = scores.topk(params.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < least, float("-inf"))

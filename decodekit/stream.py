@@ -61,6 +61,12 @@ class GenerationStream:
             finish_reason=self._rules.finish_reason,
         )
 
+    def __enter__(self) -> GenerationStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def run(self) -> GenerationResult:
         """Decode to the end and return the result."""
         for _ in self:

@@ -15,7 +15,7 @@ from decodekit.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["baseline", "strategy"]
+__all__ = ["baseline", "check_baseline", "strategy"]
 
 _BASELINES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -63,6 +63,9 @@ class _TransformersContender:
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
                 max_new_tokens=max_new_tokens,
+                # Plain greedy, whatever the checkpoint brings along.
+                repetition_penalty=1.0,
+                no_repeat_ngram_size=0,
                 **self._options,
             )
         finally:
@@ -93,6 +96,17 @@ def strategy(decoder: Decoder, settings: Any) -> Contender:
     return _StrategyContender(label, decoder.with_strategy(values))
 
 
+def check_baseline(name: str) -> None:
+    """Check the name of a baseline.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    if name not in _BASELINES:
+        hint = nearest(str(name), _BASELINES)
+        raise ConfigError(f"unknown baseline {name!r}: {hint}", key="bench.baselines")
+
+
 def baseline(model: PreTrainedModel, name: str) -> Contender:
     """Return ``transformers``' own ``generate`` as a contender.
 
@@ -103,6 +117,5 @@ def baseline(model: PreTrainedModel, name: str) -> Contender:
     Raises:
         ConfigError: There is no such baseline.
     """
-    if name not in _BASELINES:
-        raise ConfigError(f"unknown baseline {name!r}: {nearest(name, _BASELINES)}", key="bench")
+    check_baseline(name)
     return _TransformersContender(f"transformers {name}", model, _BASELINES[name])

@@ -45,7 +45,7 @@ def read_prompts(path: str, *, limit: int = 0) -> list[BenchPrompt]:
     """
     try:
         # Not splitlines: a JSON line may hold other characters that end lines.
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(

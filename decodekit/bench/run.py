@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from decodekit.bench.contenders import baseline, strategy
+from decodekit.bench.contenders import baseline, check_baseline, strategy
 from decodekit.bench.measurement import Measurement, measure
-from decodekit.bench.prompts import read_prompts
+from decodekit.bench.prompts import BenchPrompt, read_prompts
 from decodekit.bench.report import render
 from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
-from decodekit.errors import ConfigError
+from decodekit.errors import ConfigError, GenerationError, require_at_least
 from decodekit.factory import load
 from decodekit.prompts import encode_prompt
 
@@ -39,7 +40,12 @@ def run_bench(config: RunConfig) -> int:
         raise ConfigError("give prompts: bench.prompts=FILE.jsonl", key="bench.prompts")
     if config.sampling.temperature > 0:
         raise ConfigError("a benchmark is greedy; use sampling=greedy", key="sampling")
+    require_at_least(config.max_new_tokens, 1, key="max_new_tokens")
     prompts = read_prompts(bench.prompts, limit=bench.limit)
+    for name in bench.baselines:
+        check_baseline(name)
+    if bench.output is not None:
+        _check_writable(bench.output)
     decoder = Decoder.from_config(config)
     contenders = [strategy(decoder, settings) for settings in bench.strategies]
     if bench.baselines:
@@ -51,43 +57,53 @@ def run_bench(config: RunConfig) -> int:
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise ConfigError(f"a contender is named twice: {names}", key="bench.strategies")
-    encoded = [
-        (
-            prompt.id,
-            prompt.category,
-            encode_prompt(
-                prompt.prompt,
-                decoder.tokenizer,
-                chat=prompt.chat and bool(decoder.chat),
-                vocab_size=decoder.adapter.vocab_size,
-            ),
-        )
-        for prompt in prompts
-    ]
+    encoded = [(prompt.id, prompt.category, _encode(prompt, decoder)) for prompt in prompts]
     measurements: list[Measurement] = []
-    output = _open(bench.output)
+    records: list[dict[str, Any]] = [{"header": _header(config, decoder)}]
+    total = len(encoded) * len(contenders) * bench.repeats
+    interrupted = False
     try:
-        _write(output, {"header": _header(config, decoder)})
         for measurement in measure(
             contenders, encoded, max_new_tokens=config.max_new_tokens, repeats=bench.repeats
         ):
             measurements.append(measurement)
-            _write(output, asdict(measurement))
-            print(
-                f"\r{len(measurements)} of {len(encoded) * len(contenders) * bench.repeats}",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+            records.append(asdict(measurement))
+            if bench.output is not None:
+                # An earlier file is kept until there is something to put in its place.
+                _write(bench.output, records, first=len(measurements) == 1)
+                records.clear()
+            print(f"\r{len(measurements)} of {total}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
+        interrupted = True
         print("\ninterrupted; what follows is what was measured until then", file=sys.stderr)
     finally:
         print(file=sys.stderr)
-        if output is not None:
-            output.close()
-    print(render(measurements))
+        print(render(measurements))
+    if interrupted:
+        return 130
     ours = {contender.name for contender in contenders[: len(bench.strategies)]}
     return int(any(m.contender in ours and not m.equal for m in measurements))
+
+
+def _encode(prompt: BenchPrompt, decoder: Decoder) -> list[int]:
+    """Return a prompt's token ids, or say which prompt cannot be run."""
+    adapter = decoder.adapter
+    try:
+        ids = encode_prompt(
+            prompt.prompt,
+            decoder.tokenizer,
+            chat=prompt.chat and bool(decoder.chat),
+            vocab_size=adapter.vocab_size,
+        )
+    except GenerationError as error:
+        raise ConfigError(f"prompt {prompt.id!r}: {error}", key="bench.prompts") from error
+    if adapter.max_positions is not None and len(ids) >= adapter.max_positions:
+        raise ConfigError(
+            f"prompt {prompt.id!r} has {len(ids)} tokens and the model's context is "
+            f"{adapter.max_positions}; leave it out",
+            key="bench.prompts",
+        )
+    return ids
 
 
 def _header(config: RunConfig, decoder: Decoder) -> dict[str, Any]:
@@ -114,16 +130,19 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _open(path: str | None) -> IO[str] | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).open("w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", key="bench.output") from error
+def _check_writable(path: str) -> None:
+    file = Path(path)
+    reason = None
+    if file.is_dir():
+        reason = "it is a directory"
+    elif not file.parent.is_dir():
+        reason = "its directory does not exist"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        reason = "permission denied"
+    if reason is not None:
+        raise ConfigError(f"cannot write {path}: {reason}", key="bench.output")
 
 
-def _write(output: IO[str] | None, record: dict[str, Any]) -> None:
-    if output is not None:
-        output.write(json.dumps(record, ensure_ascii=False) + "\n")
-        output.flush()
+def _write(path: str, records: list[dict[str, Any]], *, first: bool) -> None:
+    with Path(path).open("w" if first else "a", encoding="utf-8") as output:
+        output.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

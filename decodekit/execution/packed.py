@@ -76,6 +76,7 @@ def pack_linears(model: nn.Module) -> int:
         ConfigError: No layer could be packed.
     """
     replaced = 0
+    packed_before = any(isinstance(module, PackedLinear) for module in model.modules())
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Exactly this class: what a subclass does beyond it would be lost.
@@ -84,7 +85,7 @@ def pack_linears(model: nn.Module) -> int:
             if can_pack(child.weight.dtype):
                 setattr(parent, name, PackedLinear(child))
                 replaced += 1
-    if not replaced:
+    if not replaced and not packed_before:
         raise ConfigError(
             "execution=packed found no linear layer that can be packed here; use execution=eager",
             key="execution",

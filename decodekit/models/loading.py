@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["load_model"]
+__all__ = ["check_placement", "load_model"]
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -45,15 +45,7 @@ def load_model(
     """
     import torch
 
-    place = _device(device)
-    if dtype not in _DTYPES:
-        raise ConfigError(
-            f"dtype {dtype!r} is unknown: choose one of {', '.join(_DTYPES)}",
-            key="dtype",
-            value=dtype,
-        )
-    if dtype == "float64" and place.type == "mps":
-        raise ConfigError("dtype float64 is not available on mps", key="dtype", value=dtype)
+    place = check_placement(dtype=dtype, device=device)
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
     if dtype == "auto" and place.type == "cpu":
         wanted = torch.float32
@@ -65,6 +57,27 @@ def load_model(
         tokenizer = _load_tokenizer(directory, source)
         model: Any = _load_weights(directory, {**source, "dtype": wanted})
     return model.to(place).eval().requires_grad_(False), tokenizer
+
+
+def check_placement(*, dtype: str, device: str) -> torch.device:
+    """Check where and in what dtype a model is wanted, before it is looked for.
+
+    Returns:
+        The device.
+
+    Raises:
+        ConfigError: The dtype or device is unknown, or the device is not there.
+    """
+    place = _device(device)
+    if dtype not in _DTYPES:
+        raise ConfigError(
+            f"dtype {dtype!r} is unknown: choose one of {', '.join(_DTYPES)}",
+            key="dtype",
+            value=dtype,
+        )
+    if dtype == "float64" and place.type == "mps":
+        raise ConfigError("dtype float64 is not available on mps", key="dtype", value=dtype)
+    return place
 
 
 def _device(name: str) -> torch.device:

@@ -156,7 +156,7 @@ def test_what_is_no_prompt_is_refused_in_one_line(
         (5, "int"),
         (b"bytes", "bytes"),
         (torch.tensor(5), "Tensor"),
-        (MESSAGES[0], "dict"),
+        (MESSAGES[0], "dict; give its input_ids"),
         ({1, 2}, "set"),
     ],
 )

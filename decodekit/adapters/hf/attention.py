@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from decodekit.errors import BackendError
 from decodekit.interfaces import AttentionBackend
@@ -27,6 +26,11 @@ __all__ = ["NAME", "StepAttention", "attention_of"]
 
 NAME = "decodekit"
 """The name of our attention function in ``transformers``' registry."""
+
+_IN_USE = (
+    "the model is in the middle of a decodekit step in another thread; run it from one thread at a "
+    "time, or give the decoder a copy"
+)
 
 _UNSUPPORTED = ("position_bias", "alibi", "head_mask")
 
@@ -82,11 +86,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The attention function that ``transformers`` calls once per layer."""
     if decodekit_step is None:
-        # Somebody else runs the model in another thread while one of our steps is under way.
-        result: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
-        return result
+        raise BackendError(_IN_USE)
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise BackendError(
@@ -105,9 +105,14 @@ def _attend(
     return output, None
 
 
+def _no_mask(**kwargs: Any) -> None:
+    """The mask function of ours: a step gives its mask itself, so only a stranger asks for one."""
+    raise BackendError(_IN_USE)
+
+
 # Both registries, or transformers would take the mask for None and ignore it.
 AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, _no_mask)
 
 
 _locks: WeakKeyDictionary[PreTrainedModel, Lock] = WeakKeyDictionary()

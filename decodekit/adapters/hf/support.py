@@ -32,6 +32,8 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     config = model.config
     if config.is_encoder_decoder:
         return "it is an encoder-decoder model"
+    if config.get_text_config() is not config:
+        return "it is a model of several modalities"
     if not model.can_generate():
         return "it has no language-modelling head"
     if model.training:
