@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         _drop_output()
-        return _fail(f"cannot write the output: {error.strerror or error}", code=1)
+        return _fail(f"input or output failed: {error.strerror or error}", code=1)
 
 
 def _drop_output() -> None:

@@ -1,7 +1,7 @@
 """Real prompts on the real small model: the same tokens, in fewer steps.
 
-By default a share of the prompts that takes minutes; ``DECODEKIT_FULL=1`` takes them all (an hour
-on two cores).
+By default a share of the prompts that takes minutes; ``DECODEKIT_FULL=1`` takes them all (about
+forty minutes on two cores).
 """
 
 from __future__ import annotations
