@@ -88,35 +88,11 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
     """
     plain = _plain(settings) if isinstance(settings, DictConfig) else dict(settings)
     literal = {key: plain.pop(key) for key in _LITERAL if key in plain}
-    choices: list[str] = []
-    for key in GROUPS:
-        value = plain.get(key)
-        if isinstance(value, os.PathLike):
-            value = plain[key] = os.fspath(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = plain[key] = dataclasses.asdict(value)
-        if key == "model" and isinstance(value, str) and _is_path(value):
-            literal["model.path"] = plain.pop(key)
-            value = "local"
-        if isinstance(value, Mapping):
-            plain[key] = value = dict(value)
-            # A model that says itself where it is may have any name.
-            local = key == "model" and any(value.get(at) for at in ("path", "repo", "package"))
-            # A sampling has no name of its own; there it only says which file is meant.
-            name = value.pop("name", None) if key == "sampling" else value.get("name")
-            value = None if local else name
-            if local:
-                choices.append("model=local")
-        elif key in plain:
-            if value is not None and not isinstance(value, str):
-                raise ConfigError(
-                    f"{key} must be a name or settings, not a {type(value).__name__}; for one that "
-                    "is built already use Decoder.from_model",
-                    key=key,
-                )
-            value = str(plain.pop(key))
-        if value is not None:
-            choices.append(f"{key}={value}")
+    choices = []
+    for group in GROUPS:
+        name = _take_choice(group, plain, literal)
+        if name is not None:
+            choices.append(f"{group}={name}")
     config = _compose(choices)
     for key in plain:
         if "." in key:
@@ -128,6 +104,43 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
     except OmegaConfBaseException as error:
         raise _config_error(error) from error
     return _with_literal(_to_dataclass(merged), literal)
+
+
+def _take_choice(group: str, plain: dict[str, Any], literal: dict[str, Any]) -> str | None:
+    """Return the name that a mapping chooses for ``group``; None if it leaves the default.
+
+    Args:
+        group: The group.
+        plain: The mapping; afterwards it holds for the group only the settings inside it.
+        literal: Takes the path of a model that is given by its path alone.
+    """
+    value = plain.get(group)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        plain[group] = inner = dict(value)
+        if group == "sampling":
+            # It has no name of its own; the name only says which file is meant.
+            name: str | None = inner.pop("name", None)
+            return name
+        if group == "model" and any(inner.get(at) for at in ("path", "repo", "package")):
+            return "local"  # a model that says itself where it is may have any name
+        return inner.get("name")
+    if group not in plain:
+        return None
+    del plain[group]
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(
+            f"{group} must be a name or settings, not a {type(value).__name__}; for one that "
+            "is built already use Decoder.from_model",
+            key=group,
+        )
+    if group == "model" and value is not None and _is_path(value):
+        literal["model.path"] = value
+        return "local"
+    return str(value)
 
 
 def group_options(group: str) -> list[str]:

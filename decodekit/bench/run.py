@@ -59,19 +59,19 @@ def run_bench(config: RunConfig) -> int:
         raise ConfigError(f"a contender is named twice: {names}", key="bench.strategies")
     encoded = [(prompt.id, prompt.category, _encode(prompt, decoder)) for prompt in prompts]
     measurements: list[Measurement] = []
-    records: list[dict[str, Any]] = [{"header": _header(config, decoder)}]
+    header = {"header": _header(config, decoder)}
     total = len(encoded) * len(contenders) * bench.repeats
     interrupted = False
     try:
         for measurement in measure(
             contenders, encoded, max_new_tokens=config.max_new_tokens, repeats=bench.repeats
         ):
+            first = not measurements
             measurements.append(measurement)
-            records.append(asdict(measurement))
             if bench.output is not None:
                 # An earlier file is kept until there is something to put in its place.
-                _write(bench.output, records, first=len(measurements) == 1)
-                records.clear()
+                record = asdict(measurement)
+                _write(bench.output, [header, record] if first else [record], first=first)
             print(f"\r{len(measurements)} of {total}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         interrupted = True

@@ -83,16 +83,17 @@ class HFAdapter:
             )
         rows = max(plan.rows for plan in plans)
         cache.require(rows)
+        device = self.device
         tokens = [_padded(plan.tokens, rows) for plan in plans]
         positions = [_padded(plan.positions, rows) for plan in plans]
         # The head runs on the rows after which a token is needed: the anchor's and the nodes'.
         head_rows = rows - min(plan.anchor_row for plan in plans)
         inputs: dict[str, Any] = {
-            "input_ids": torch.tensor(tokens, device=self.device),
-            "position_ids": torch.tensor(positions, device=self.device),
+            "input_ids": torch.tensor(tokens, device=device),
+            "position_ids": torch.tensor(positions, device=device),
             # A 4-D mask is passed through untouched, which saves building one; the real one is in
             # the step. It is empty, so that a layer that used it would fail and not see too much.
-            "attention_mask": torch.ones((1, 1, 0, 0), device=self.device),
+            "attention_mask": torch.ones((1, 1, 0, 0), device=device),
             "decodekit_step": StepAttention(self.backend, [plan.mask() for plan in plans]),
             "logits_to_keep": head_rows,
             "use_cache": True,
