@@ -23,8 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from decodekit.config import BenchConfig, ModelConfig, RunConfig
 from decodekit.errors import ConfigError, nearest
+from decodekit.params import SamplingParams
 from decodekit.plugins import registry
-from decodekit.sampling import SamplingParams
 from decodekit.schemas import GROUPS, hydra_session
 
 __all__ = ["compose_config", "compose_mapping", "group_options", "to_yaml"]

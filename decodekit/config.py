@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decodekit.errors import ConfigError, require_at_least
-from decodekit.sampling import SamplingParams
+from decodekit.params import SamplingParams
 from decodekit.strategies.lookahead import LookaheadConfig
 
 __all__ = ["BenchConfig", "DecoderConfig", "ModelConfig", "RunConfig"]

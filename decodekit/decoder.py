@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
+from decodekit.answer import Answer
 from decodekit.config import DecoderConfig
-from decodekit.errors import ConfigError, GenerationError, require_at_least
+from decodekit.errors import ConfigError, DecodekitError, require_at_least
 from decodekit.factory import (
     build_adapter,
     build_strategy,
@@ -17,15 +16,15 @@ from decodekit.factory import (
     load,
     prepare_execution,
 )
+from decodekit.foreign import check_streamer
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import StepRecord, decode
-from decodekit.prompts import Prompt, encode_prompt
+from decodekit.params import SamplingParams
+from decodekit.prompts import Prompt, is_batch
+from decodekit.request import Request, prepare, request_of
 from decodekit.result import GenerationResult
 from decodekit.runner import LocalRunner
-from decodekit.sampling import SamplingParams, make_sampler
-from decodekit.stopping import StopRules
 from decodekit.stream import GenerationStream
-from decodekit.text import IncrementalText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -177,91 +176,90 @@ class Decoder:
             chat=self.chat,
         )
 
-    def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
-        """Continue ``prompt`` and return the whole answer; the options are those of ``stream``."""
-        return self.stream(prompt, **options).run()
+    @overload
+    def generate(
+        self, prompt: list[str] | list[Request] | list[list[Any]], **options: Any
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    def generate(self, prompt: Prompt | Request, **options: Any) -> GenerationResult: ...
+
+    def generate(self, prompt: Any, **options: Any) -> GenerationResult | list[GenerationResult]:
+        """Continue one prompt, or a list of them in one forward pass per step.
+
+        Args:
+            prompt: What ``stream`` takes, or a list of such prompts: texts, lists of token ids,
+                lists of chat messages or ``Request``s. Each sequence of a batch has its own
+                proposer, stops and seed, and gets the tokens that it would get alone.
+            options: Those of ``stream``; in a batch they hold for every prompt.
+
+        Returns:
+            The result, or one for each prompt of a list, in its order.
+
+        Raises:
+            ConfigError: An option is out of its range.
+            GenerationError: A prompt is empty, has an unknown token or is too long, or the model's
+                output is broken.
+        """
+        if not is_batch(prompt):
+            return self.stream(prompt, **options).run()
+        if options.pop("streamer", None) is not None:
+            raise ConfigError("a streamer shows one prompt, not a batch", key="streamer")
+        answers = []
+        for number, one in enumerate(prompt):
+            try:
+                answers.append(self._prepare(one, options))
+            except DecodekitError as error:
+                error.args = (f"prompt {number} of the batch: {error}",)
+                raise
+        for records in self._decode(answers):
+            for record in records:
+                answers[record.sequence].add(record)
+        return [answer.result for answer in answers]
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        chat: bool | None = None,
+        self, prompt: Prompt | Request, *, streamer: Any = None, **options: Any
     ) -> GenerationStream:
         """Continue ``prompt``, run by run.
 
         Args:
-            prompt: Text, token ids (a sequence or a tensor of one prompt) or chat messages
-                (``[{"role": "user", "content": "..."}]``).
-            max_new_tokens: Most new tokens.
-            temperature: 0 for greedy decoding.
-            top_k: Keep the k most probable tokens; 0 keeps all.
-            top_p: Keep the most probable tokens with this sum of probabilities.
-            min_p: Keep the tokens of at least this share of the best one's probability.
-            seed: The same seed gives the same tokens, whatever the strategy.
-            stop: Strings that end the text; they are not part of it.
-            chat: Whether a text prompt is wrapped in the chat template.
+            prompt: Text, token ids (a sequence or a tensor of one prompt), chat messages
+                (``[{"role": "user", "content": "..."}]``) or a ``Request``.
+            streamer: A ``transformers`` streamer: gets the new tokens of every run.
+            options: The fields of ``Request`` and of ``SamplingParams`` by keyword, for example
+                ``max_new_tokens=64, temperature=0.8, seed=7, stop="END"``. They go before what a
+                ``Request`` says; what neither says is as the decoder has it.
 
         Returns:
-            An iterator over accepted runs; its ``result`` is there when it has ended.
+            An iterator over accepted runs, for ``for`` and for ``async for``; its ``result`` is
+            there when it has ended.
 
         Raises:
-            ConfigError: An option is out of its range.
+            ConfigError: An option is unknown or out of its range.
             GenerationError: The prompt is empty, has an unknown token, or is too long.
         """
-        given = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "seed": seed,
-        }
-        started = time.perf_counter()
-        params = _override(self.sampling, given)
-        chat = self.chat if chat is None else chat
-        ids = encode_prompt(prompt, self.tokenizer, chat=chat, vocab_size=self.adapter.vocab_size)
-        limit = self.adapter.max_positions
-        if limit is not None and len(ids) >= limit:
-            raise GenerationError(
-                f"the prompt has {len(ids)} tokens and the model's context is {limit}; "
-                "shorten the prompt to leave room for an answer"
-            )
-        # A plain text goes on where the prompt ends; an answer in a chat starts afresh.
-        text = self._new_text(
-            stop, context=ids[-4:] if isinstance(prompt, str) and not chat else ()
-        )
-        rules = StopRules(
-            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
-            room=None if limit is None else limit - len(ids),
-            eos_token_ids=self.adapter.eos_token_ids,
-            text=text,
-        )
+        if streamer is not None:
+            check_streamer(streamer)
+        answer = self._prepare(prompt, options)
         return GenerationStream(
-            ids, self._records(ids, rules, params), rules=rules, text=text, started=started
+            answer, lambda cancelled: self._decode([answer], cancelled), streamer=streamer
         )
 
-    def _new_text(
-        self, stop: str | Sequence[str] | None, *, context: Sequence[int]
-    ) -> IncrementalText | None:
-        strings = [stop] if isinstance(stop, str) else list(stop or ())
-        if not all(isinstance(string, str) for string in strings):
-            raise ConfigError("stop must be strings", key="stop", value=stop)
-        if self.tokenizer is not None:
-            return IncrementalText(self.tokenizer, stop=strings, context=context)
-        if strings:
-            raise GenerationError("stop strings need a tokenizer; give one to the Decoder")
-        return None
+    def _prepare(self, prompt: Prompt | Request, options: Mapping[str, Any]) -> Answer:
+        return prepare(
+            request_of(prompt, options, self.sampling),
+            self.adapter,
+            self.tokenizer,
+            strategy=self.strategy,
+            verifier=self.verifier,
+            max_new_tokens=self.max_new_tokens,
+            chat=self.chat,
+        )
 
-    def _records(
-        self, ids: list[int], rules: StopRules, params: SamplingParams
-    ) -> Generator[StepRecord, None, None]:
-        """Yield the steps of a request on a runner that no other request uses meanwhile."""
+    def _decode(
+        self, answers: Sequence[Answer], cancelled: Callable[[], bool] = lambda: False
+    ) -> Generator[list[StepRecord], None, None]:
+        """Yield the steps of a batch on a runner that no other request uses meanwhile."""
         try:
             runner = self._idle.pop()
         except IndexError:
@@ -269,13 +267,10 @@ class Decoder:
         usable = True
         try:
             yield from decode(
-                ids,
+                [answer.state for answer in answers],
                 runner=runner,
-                proposer=self.strategy.new_proposer(),
-                verifier=self.verifier,
-                sampler=make_sampler(params),
-                rules=rules,
                 max_nodes=self.strategy.max_nodes,
+                cancelled=cancelled,
             )
         except Exception:
             usable = False  # its cache may be what failed
@@ -283,10 +278,3 @@ class Decoder:
         finally:
             if usable:
                 self._idle.append(runner)
-
-
-def _override(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """Return ``params`` with the options that a request gave."""
-    return dataclasses.replace(
-        params, **{name: value for name, value in given.items() if value is not None}
-    )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from decodekit.mask import TreeMask
+from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
 from decodekit.tree import EMPTY_TREE, TokenTree
 
@@ -66,8 +67,9 @@ class Proposal:
 
     Attributes:
         tree: The guessed tokens below the anchor.
-        draft_probs: For drafts that are drawn from a distribution, its probabilities [T, V];
-            None for guesses that are certain of themselves (point masses).
+        draft_probs: For drafts that were drawn at random, entry ``node`` holds the probabilities
+            that the node's token was drawn with, given its earlier siblings, [T, V]. None for
+            guesses that are certain of themselves (point masses).
     """
 
     tree: TokenTree = EMPTY_TREE
@@ -75,10 +77,10 @@ class Proposal:
 
 
 class TargetTokens(Protocol):
-    """The token that the target model puts after each row of a step, chosen when asked for.
+    """What the target model says after each row of a step, computed when asked for.
 
-    Under greedy decoding it is the argmax, under sampling the draw for that row's position; either
-    way it depends on the row's path alone, never on the strategy.
+    Its token is the argmax under greedy decoding and the draw for that row's position under
+    sampling; either way it depends on the row's path alone, never on the strategy.
     """
 
     def after(self, node: int) -> int:
@@ -87,6 +89,29 @@ class TargetTokens(Protocol):
 
     def after_many(self, nodes: Sequence[int]) -> list[int]:
         """Return the model's token after each of ``nodes``, in one go."""
+        ...
+
+    def guess_many(self, nodes: Sequence[int]) -> list[int]:
+        """Return likely tokens after each of ``nodes``, for guesses: exact or cheap.
+
+        They are the model's tokens, but for nodes that nobody has asked ``after`` about they are
+        chosen without the request's logits processors and constraint.
+        """
+        ...
+
+    def probabilities(self, node: int) -> Tensor:
+        """Return the distribution [V] that the token after ``node`` is drawn from.
+
+        It sums to about 1; under greedy decoding all of it is on one token.
+        """
+        ...
+
+    def uniform(self, node: int, draw: int) -> float:
+        """Return a number in [0, 1) for testing drafts of the token after ``node``.
+
+        It is the same for every call with the same node's position and ``draw``, and independent of
+        the model's own draws.
+        """
         ...
 
 
@@ -154,8 +179,12 @@ class Strategy(Protocol):
         """Nodes of its largest proposal; the cache keeps as many scratch rows."""
         ...
 
-    def new_proposer(self) -> Proposer:
-        """Return a proposer for one sequence."""
+    def new_proposer(self, params: SamplingParams) -> Proposer:
+        """Return a proposer for one sequence.
+
+        Args:
+            params: How the target's tokens are chosen, for a strategy that draws its guesses alike.
+        """
         ...
 
 
@@ -272,8 +301,12 @@ class KVCache(Protocol):
         """
         ...
 
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Let go of all sequences but these, ascending; they are numbered anew from 0."""
+        ...
+
     def reset(self) -> None:
-        """Forget every row; the memory stays."""
+        """Forget every row of the sequences that are left; the memory stays."""
         ...
 
 

@@ -1,97 +1,202 @@
-"""The one decode loop, for every strategy."""
+"""The one decode loop, for every strategy and for one sequence or many."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from decodekit.errors import GenerationError, TreeError
 from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome, Verifier
 from decodekit.plan import StepPlan
-from decodekit.runner import LocalRunner
+from decodekit.runner import Cancelled, LocalRunner
 from decodekit.sampling import Sampler
+from decodekit.scores import TokenLogprob, token_logprobs
+from decodekit.shaping import Shaper
 from decodekit.stopping import StopRules, cut_run
-from decodekit.verify import StepTarget
+from decodekit.target import StepTarget
+from decodekit.tree import ROOT
 
-__all__ = ["StepRecord", "decode"]
+__all__ = ["SequenceState", "StepRecord", "decode"]
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What one step emitted.
+@dataclass(slots=True, kw_only=True)
+class SequenceState:
+    """One sequence under way, with all that is its own.
 
     Attributes:
-        tokens: The new tokens, at least one.
-        nodes: T, the guessed nodes of the pass.
-        forward_seconds: Wall time in the model; on a GPU, until its calls returned.
-    """
-
-    tokens: tuple[int, ...]
-    nodes: int
-    forward_seconds: float
-
-
-def decode(
-    prompt: Sequence[int],
-    *,
-    runner: LocalRunner,
-    proposer: Proposer,
-    verifier: Verifier,
-    sampler: Sampler,
-    rules: StopRules,
-    max_nodes: int,
-) -> Generator[StepRecord, None, None]:
-    """Yield the accepted runs that continue ``prompt``, until ``rules`` end the text.
-
-    Args:
-        prompt: Token ids, at least one.
-        runner: Runs the model; its cache is started anew.
+        committed: The prompt, at least one token, and what has been decoded.
         proposer: A fresh proposer.
         verifier: Decides what is accepted.
         sampler: Chooses the model's token after a row.
         rules: The stop rules of this request, fresh.
-        max_nodes: Nodes for which scratch rows are kept in the cache.
+        shaper: Changes logits before a token is chosen; None changes nothing.
+        logprobs: Log-probabilities are reported with so many of the most probable tokens; None
+            reports nothing.
+    """
+
+    committed: list[int]
+    proposer: Proposer
+    verifier: Verifier
+    sampler: Sampler
+    rules: StopRules
+    shaper: Shaper | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step emitted for one sequence.
+
+    Attributes:
+        sequence: Which sequence.
+        tokens: The new tokens, at least one.
+        nodes: T, the sequence's guessed nodes in the pass.
+        forward_seconds: Wall time in the model; on a GPU, until its calls returned.
+        logprobs: One entry per token, if they were asked for.
+    """
+
+    sequence: int
+    tokens: tuple[int, ...]
+    nodes: int
+    forward_seconds: float
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+def decode(
+    sequences: Sequence[SequenceState],
+    *,
+    runner: LocalRunner,
+    max_nodes: int,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Generator[list[StepRecord], None, None]:
+    """Yield, step by step, the accepted runs of all sequences that are not at their end yet.
+
+    Every step is one forward pass for all of them; a sequence that ends leaves the batch.
+
+    Args:
+        sequences: One or more; they are changed.
+        runner: Runs the model; its cache is started anew.
+        max_nodes: Nodes of a sequence for which scratch rows are kept in the cache.
+        cancelled: Asked between passes whether to give up.
 
     Raises:
-        GenerationError: The prompt is empty, or the model's output is broken; with the step.
-        TreeError: The proposer returned more than its budget.
+        GenerationError: A prompt is empty, or the model's output is broken; with the step.
+        TreeError: A proposer returned more than its budget.
     """
-    if not prompt:
+    if not all(state.committed for state in sequences):
         raise GenerationError("the prompt is empty; give at least one token")
-    committed = list(prompt)
-    limit = runner.adapter.max_positions
-    total = len(committed) + rules.remaining
-    runner.start(capacity=total + max_nodes if limit is None else min(total + max_nodes, limit))
+    active = [_Turn(number, state) for number, state in enumerate(sequences) if _goes_on(state)]
+    if not active:
+        return
+    longest = max(len(state.committed) + state.rules.remaining for state in sequences)
+    runner.start(batch=len(active), capacity=longest + max_nodes, cancelled=cancelled)
     step = 0
-    while rules.finish_reason is None:
-        done = len(committed)
-        room = runner.cache.capacity - done
-        budget = Budget(
-            nodes=min(max_nodes, room),
-            depth=room if limit is None else min(room, limit - done),
-            tokens=rules.remaining,
-        )
+    while active and not cancelled():
         before = runner.forward_seconds
         try:
-            proposal = proposer.propose(committed, budget)
-            _check(proposal, budget, proposer, runner.adapter.vocab_size)
-            prefix = runner.cache.lengths[0]
-            plan = StepPlan(prefix, tuple(committed[prefix:]), proposal.tree)
-            (logits,) = runner.run([plan])
-            target = StepTarget(plan, logits, sampler)
-            acceptance = verifier.verify(proposal, target)
-            tokens = cut_run(acceptance.tokens, rules)
-            accepted = acceptance.path[: len(tokens)]
-            runner.commit([accepted])
-            committed.extend(tokens)
+            for turn, prefix in zip(active, runner.cache.lengths, strict=True):
+                budget = _budget(turn.state, runner, max_nodes)
+                turn.propose(budget, prefix=prefix, vocab_size=runner.adapter.vocab_size)
+            logits = runner.run([turn.plan for turn in active])
+            for turn, rows in zip(active, logits, strict=True):
+                turn.judge(rows)
+            runner.commit([turn.accepted for turn in active])
+            seconds = runner.forward_seconds - before
             # Shown before anything is learnt from it: the reader need not wait for that.
-            yield StepRecord(tokens, len(proposal.tree), runner.forward_seconds - before)
-            if rules.finish_reason is None:
-                proposer.observe(StepOutcome(plan, proposal, target, accepted, tokens, committed))
+            yield [turn.record(seconds) for turn in active]
+            going_on = [place for place, turn in enumerate(active) if _goes_on(turn.state)]
+            if len(going_on) < len(active):
+                active = [active[place] for place in going_on]
+                if active:
+                    runner.keep(going_on)
+            for turn in active:
+                turn.learn()
+        except Cancelled:
+            return
         except GenerationError as error:
             error.step = step
             raise
         step += 1
+
+
+class _Turn:
+    """What one sequence does in a step: propose, judge, learn."""
+
+    plan: StepPlan
+    accepted: tuple[int, ...]
+
+    def __init__(self, number: int, state: SequenceState) -> None:
+        self.state = state
+        self._number = number
+
+    def propose(self, budget: Budget, *, prefix: int, vocab_size: int) -> None:
+        """Make the step's plan; the cache holds ``prefix`` tokens."""
+        state = self.state
+        self._proposal = state.proposer.propose(state.committed, budget)
+        _check(self._proposal, budget, state.proposer, vocab_size)
+        self.plan = StepPlan(prefix, tuple(state.committed[prefix:]), self._proposal.tree)
+
+    def judge(self, logits: Tensor) -> None:
+        """Accept and commit what the model agrees with, as far as the stop rules let it.
+
+        Args:
+            logits: [1 + T, V].
+        """
+        state = self.state
+        if state.shaper is not None:
+            state.shaper.begin(state.committed, self._proposal.tree, logits)
+        self._target = StepTarget(self.plan, logits, state.sampler, state.shaper)
+        acceptance = state.verifier.verify(self._proposal, self._target)
+        path, tokens = acceptance.path, acceptance.tokens
+        self._tokens = cut_run(tokens, state.rules)
+        self.accepted = path[: len(self._tokens)]
+        if state.shaper is not None and _goes_on(state):
+            state.shaper.commit(path[-1] if path else ROOT, tokens[-1])
+        self._logprobs = None
+        if state.logprobs is not None:
+            rows = [0, *(node + 1 for node in path)][: len(self._tokens)]
+            self._logprobs = token_logprobs(logits[rows], self._tokens, top=state.logprobs)
+        state.committed.extend(self._tokens)
+
+    def record(self, seconds: float) -> StepRecord:
+        """Return what the step emitted; ``seconds`` were spent in the model."""
+        return StepRecord(
+            sequence=self._number,
+            tokens=self._tokens,
+            nodes=len(self._proposal.tree),
+            forward_seconds=seconds,
+            logprobs=self._logprobs,
+        )
+
+    def learn(self) -> None:
+        """Tell the proposer what came of its proposal."""
+        self.state.proposer.observe(
+            StepOutcome(
+                plan=self.plan,
+                proposal=self._proposal,
+                target=self._target,
+                accepted=self.accepted,
+                tokens=self._tokens,
+                committed=self.state.committed,
+            )
+        )
+
+
+def _goes_on(state: SequenceState) -> bool:
+    return state.rules.finish_reason is None
+
+
+def _budget(state: SequenceState, runner: LocalRunner, max_nodes: int) -> Budget:
+    done = len(state.committed)
+    room = runner.cache.capacity - done
+    limit = runner.adapter.max_positions
+    return Budget(
+        nodes=min(max_nodes, room),
+        depth=room if limit is None else min(room, limit - done),
+        tokens=state.rules.remaining,
+    )
 
 
 def _check(proposal: Proposal, budget: Budget, proposer: Proposer, vocab_size: int) -> None:
@@ -105,6 +210,12 @@ def _check(proposal: Proposal, budget: Budget, proposer: Proposer, vocab_size: i
             raise TreeError(
                 f"{name} proposed {token!r}, which is no token of 0 .. {vocab_size - 1}"
             )
+    probs = proposal.draft_probs
+    if probs is not None and probs.shape != (len(tree), vocab_size):
+        raise TreeError(
+            f"{name} gave draft_probs of shape {list(probs.shape)}; they must be "
+            f"[{len(tree)}, {vocab_size}]"
+        )
     deepest = max(tree.depths, default=0)
     if len(tree) > budget.nodes or deepest > budget.depth:
         raise TreeError(

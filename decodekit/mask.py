@@ -121,7 +121,7 @@ def pad_masks(
     if len(masks) == 1:
         return masks[0].to_bool(window=window, device=device)[None]
     rows = max(mask.rows for mask in masks)
-    keys = max(mask.prefix for mask in masks) + rows
+    keys = max(mask.prefix + mask.rows for mask in masks)
     padded = torch.zeros((len(masks), rows, keys), dtype=torch.bool, device=device)
     for index, mask in enumerate(masks):
         padded[index, : mask.rows, : mask.prefix + mask.rows] = mask.to_bool(

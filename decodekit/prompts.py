@@ -8,11 +8,26 @@ from typing import Any, TypeAlias
 
 from decodekit.errors import GenerationError
 
-__all__ = ["Prompt", "encode_prompt"]
+__all__ = ["Prompt", "encode_prompt", "is_batch"]
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]] | Any"
 """Text, token ids (a sequence, or a tensor of one prompt), or chat messages
 (``[{"role": "user", "content": "..."}]``)."""
+
+
+def is_batch(prompt: Any) -> bool:
+    """Return whether ``prompt`` is a list of prompts: texts, lists, tensors or requests.
+
+    A list of numbers is one prompt of token ids, a list of mappings one chat.
+    """
+    if not isinstance(prompt, (list, tuple)) or not prompt:
+        return False
+    first = prompt[0]
+    return (
+        isinstance(first, (str, list, tuple))
+        or getattr(first, "ndim", 0) > 0
+        or hasattr(first, "prompt")
+    )
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int) -> list[int]:
@@ -38,8 +53,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int
                 f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}{hint}"
             )
         items = list(items)
-        if len(items) == 1 and isinstance(items[0], list):
-            items = items[0]  # a batch of one, as tokenizers return it
+        if hasattr(prompt, "tolist") and len(items) == 1 and isinstance(items[0], list):
+            items = items[0]  # a tensor [1, L], as tokenizers return it
         if items and all(isinstance(item, Mapping) for item in items):
             ids = _apply_template(items, tokenizer)
         else:

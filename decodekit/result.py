@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from decodekit.scores import TokenLogprob
 from decodekit.stopping import FinishReason
 
 __all__ = ["GenerationResult", "GenerationStats", "TextChunk"]
@@ -20,7 +21,7 @@ class GenerationStats:
         nodes: Guessed tokens that were run, in all steps.
         seconds: Wall time, from the call to the last token.
         forward_seconds: Wall time in the model's forward passes; the rest is host work. On a GPU,
-            the time until the calls returned.
+            the time until the calls returned. In a batch, of the passes that it took part in.
         time_to_first_token: Wall time in seconds, from the call to the first token; 0 if there is
             none.
     """
@@ -57,11 +58,13 @@ class TextChunk:
             incomplete or a stop string may be under way. All texts joined are the result's text.
         tokens: The run's token ids.
         finish_reason: Why the text ends with this run; None if it goes on.
+        logprobs: One entry per token, if they were asked for.
     """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class GenerationResult:
         finish_reason: Why the text ended.
         stats: How it went.
         prompt_tokens: The token ids that were continued.
+        logprobs: One entry per new token, if they were asked for.
     """
 
     text: str
@@ -81,3 +85,4 @@ class GenerationResult:
     finish_reason: FinishReason
     stats: GenerationStats
     prompt_tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None

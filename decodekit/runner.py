@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -11,7 +11,11 @@ from decodekit.errors import require_at_least
 from decodekit.interfaces import KVCache, ModelAdapter
 from decodekit.plan import StepPlan
 
-__all__ = ["LocalRunner"]
+__all__ = ["Cancelled", "LocalRunner"]
+
+
+class Cancelled(Exception):  # noqa: N818  # no mistake of anybody
+    """The request was cancelled between two passes."""
 
 
 class LocalRunner:
@@ -31,6 +35,7 @@ class LocalRunner:
         self.adapter = adapter
         self.prefill_chunk = prefill_chunk
         self._cache: KVCache | None = None
+        self._cancelled: Callable[[], bool] = lambda: False
         self._leads: list[int] = []  # pending rows of the last pass, per sequence
         self.forward_seconds = 0.0
         """Wall time spent in the adapter since ``start``; on a GPU, until its calls returned."""
@@ -41,12 +46,24 @@ class LocalRunner:
         assert self._cache is not None, "start() comes first"
         return self._cache
 
-    def start(self, *, batch: int = 1, capacity: int) -> None:
+    def start(
+        self,
+        *,
+        batch: int = 1,
+        capacity: int,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Begin a request with an empty cache that has at least ``capacity`` rows per sequence.
 
         The memory of an earlier request is taken again if it is large enough.
+
+        Args:
+            batch: Sequences.
+            capacity: Rows per sequence.
+            cancelled: Asked between the passes of a long prompt whether to give up.
         """
         self.forward_seconds = 0.0
+        self._cancelled = cancelled
         cache = self._cache
         if cache is not None and len(cache.lengths) == batch and cache.capacity >= capacity:
             cache.reset()
@@ -58,6 +75,9 @@ class LocalRunner:
         """Run one step; return per sequence the logits [1 + T, V] of its anchor and nodes.
 
         Pending tokens beyond ``prefill_chunk`` are run and committed in passes of their own first.
+
+        Raises:
+            Cancelled: The request was cancelled meanwhile.
         """
         return self._forward(self._prefill(plans))
 
@@ -70,11 +90,17 @@ class LocalRunner:
             ]
         )
 
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Go on with these sequences only, ascending; they are numbered anew from 0."""
+        self.cache.keep(sequences)
+
     def _prefill(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
         """Run and commit pending tokens until every plan has at most a chunk of them left."""
         chunk = self.prefill_chunk
         plans = list(plans)
         while any(len(plan.pending) > chunk for plan in plans):
+            if self._cancelled():
+                raise Cancelled
             # A sequence that is done already takes part with one row that is not kept.
             takes = [chunk if len(plan.pending) > chunk else 0 for plan in plans]
             self._forward(

@@ -13,73 +13,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decodekit.errors import ConfigError, GenerationError
+from decodekit.errors import GenerationError
+from decodekit.params import SamplingParams
 
 __all__ = [
     "GreedySampler",
     "PositionSampler",
     "Sampler",
-    "SamplingParams",
     "make_sampler",
+    "require_finite",
     "uniform",
     "warp",
 ]
 
 
-@dataclass(kw_only=True)
-class SamplingParams:
-    """How tokens are chosen. The defaults are greedy decoding.
-
-    Attributes:
-        temperature: Divides the logits; 0 is greedy decoding, whatever the other fields say.
-        top_k: Keep the k most probable tokens; 0 keeps all.
-        top_p: Keep the fewest most probable tokens whose probability sums to ``top_p`` or more.
-        min_p: Keep the tokens that have ``min_p`` times the probability of the best or more.
-        seed: Keys the draws; the same seed gives the same tokens.
-
-    Raises:
-        ConfigError: A value is out of its range.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, kinds in (
-            ("temperature", (int, float)),
-            ("top_k", int),
-            ("top_p", (int, float)),
-            ("min_p", (int, float)),
-            ("seed", int),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                kind = "a whole number" if kinds is int else "a number"
-                raise ConfigError(f"{name} must be {kind}, not {value!r}", key=name, value=value)
-        for name, ok, rule in (
-            ("temperature", 0 <= self.temperature < float("inf"), "0 or more"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
-            ("seed", 0 <= self.seed < 2**64, "in [0, 2**64)"),
-        ):
-            if not ok:
-                value = getattr(self, name)
-                raise ConfigError(f"{name} must be {rule}, not {value}", key=name, value=value)
-
-
 class Sampler(Protocol):
     """Chooses the target model's token after rows of logits."""
+
+    @property
+    def seed(self) -> int:
+        """The key of the draws."""
+        ...
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return the token after each of R rows.
@@ -93,15 +53,30 @@ class Sampler(Protocol):
         """
         ...
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the distribution that is drawn from after each row, [R, V] in float32.
+
+        Rows sum to about 1. The arguments and errors are those of ``choose``.
+        """
+        ...
+
 
 class GreedySampler:
     """The most probable token; of equals, the one with the lowest id."""
 
+    seed = 0
+
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return the argmax of each row; see ``Sampler.choose``."""
         best, tokens = logits.max(dim=-1)
-        _check_finite(best)
+        require_finite(best)
         return tokens.tolist()
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return 1 for the argmax and 0 for all else; see ``Sampler.probabilities``."""
+        best, tokens = logits.max(dim=-1)
+        require_finite(best)
+        return torch.zeros(logits.shape, device=logits.device).scatter_(-1, tokens[:, None], 1.0)
 
 
 class PositionSampler:
@@ -113,6 +88,7 @@ class PositionSampler:
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
+        self.seed = params.seed
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return one draw per row; see ``Sampler.choose``."""
@@ -126,15 +102,29 @@ class PositionSampler:
         tokens = torch.searchsorted(cdf, wanted[:, None], right=True).squeeze(-1)
         return tokens.tolist()
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the warped distribution; see ``Sampler.probabilities``."""
+        probs = warp(logits, self.params)
+        return probs / probs.sum(dim=-1, keepdim=True)
+
 
 def make_sampler(params: SamplingParams) -> Sampler:
     """Return the sampler that ``params`` describes."""
     return PositionSampler(params) if params.temperature > 0 else GreedySampler()
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return the uniform number in [0, 1) of a position: Philox with key ``seed``, 53 bits."""
-    bits = int(np.random.Philox(key=seed, counter=position).random_raw())
+def uniform(seed: int, position: int, *, stream: int = 0, draw: int = 0) -> float:
+    """Return a uniform number in [0, 1) of a position: Philox with key ``seed``, 53 bits.
+
+    Args:
+        seed: The key, in [0, 2**64).
+        position: The absolute position that it is for.
+        stream: Who draws. The numbers of two streams are independent: 0 is the target's own choice,
+            1 a draft's, 2 the test of a draft.
+        draw: Which number of that position and stream.
+    """
+    counter = position + (draw << 64) + (stream << 128)
+    bits = int(np.random.Philox(key=seed, counter=counter).random_raw())
     return (bits >> 11) * 2.0**-53
 
 
@@ -149,7 +139,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         params: The temperature, above 0, and the filters.
     """
     best = logits.amax(dim=-1, keepdim=True).float()
-    _check_finite(best)
+    require_finite(best)
     # The best token at 0: a small temperature then takes the others to -inf, and nothing to +inf.
     scores = (logits.float() - best) / max(params.temperature, torch.finfo(torch.float32).tiny)
     if 0 < params.top_k < scores.shape[-1]:
@@ -182,7 +172,7 @@ def _nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
         width = min(width * 16, vocabulary)
 
 
-def _check_finite(best: Tensor) -> None:
+def require_finite(best: Tensor) -> None:
     """Raise if the largest logit of a row is NaN or infinite: the model's output is broken."""
     if not all(map(math.isfinite, best.flatten().tolist())):
         raise GenerationError("the model returned NaN or infinite logits")

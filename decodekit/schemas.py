@@ -15,9 +15,9 @@ from hydra.version import VersionBase
 from omegaconf import MISSING
 
 from decodekit.config import ModelConfig, RunConfig
+from decodekit.params import SamplingParams
 from decodekit.plugins import registry
 from decodekit.registry import Kind
-from decodekit.sampling import SamplingParams
 
 __all__ = ["GROUPS", "hydra_session"]
 

@@ -6,30 +6,38 @@ counter sees it. Most bugs of speculative decoders are a second place where this
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Literal
+from collections.abc import Callable, Sequence, Set
+from typing import Literal, TypeAlias
 
 from decodekit.errors import require_at_least
 from decodekit.text import IncrementalText
 
-__all__ = ["FinishReason", "StopRules", "cut_run"]
+__all__ = ["Criterion", "FinishReason", "StopRules", "cut_run"]
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled"]
-"""Why a text ended: an end-of-text token, a stop string, ``max_new_tokens``, the model's last
-position, or the caller."""
+"""Why a text ended: an end-of-text token; a stop string, stop tokens or a criterion;
+``max_new_tokens``; the model's last position; or the caller."""
+
+Criterion: TypeAlias = "Callable[[Sequence[int]], bool]"
+"""Says of the new tokens so far whether the text ends with the last of them. It is asked once
+about each token, in order."""
 
 
 class StopRules:
-    """The rules of one request, and how much of it has been produced.
+    """The rules of one request, and what it has produced.
 
     Where several rules fire at one token, the first of this order is the reason: an end-of-text
-    token, a stop string, ``max_new_tokens``, the model's last position.
+    token, a stop (string, tokens or criterion), ``max_new_tokens``, the model's last position.
 
     Args:
         max_new_tokens: Most tokens to produce, 0 or more.
         room: Tokens for which the model has positions; None for no limit.
         eos_token_ids: Any of these ends the text and is its last token.
-        text: The text so far, with its stop strings; None if only tokens are wanted.
+        sequences: Runs of tokens, none empty, that end the text. They are its last tokens, and
+            their text is not part of its text.
+        criteria: Further rules.
+        text: The text so far, with its stop strings; None if only tokens are wanted. It must be
+            able to take back as many tokens as the longest of ``sequences`` has.
 
     Raises:
         ConfigError: ``max_new_tokens`` is negative.
@@ -41,12 +49,16 @@ class StopRules:
         max_new_tokens: int,
         room: int | None = None,
         eos_token_ids: Set[int] = frozenset(),
+        sequences: Sequence[tuple[int, ...]] = (),
+        criteria: Sequence[Criterion] = (),
         text: IncrementalText | None = None,
     ) -> None:
         require_at_least(max_new_tokens, 0, key="max_new_tokens")
-        self.produced = 0
+        self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._eos = eos_token_ids
+        self._sequences = sequences
+        self._criteria = criteria
         self._text = text
         fits = room is None or room >= max_new_tokens
         self._limit = max_new_tokens if room is None or fits else room
@@ -57,18 +69,18 @@ class StopRules:
     @property
     def remaining(self) -> int:
         """Tokens that may still be produced."""
-        return self._limit - self.produced
+        return self._limit - len(self.tokens)
 
     def push(self, token: int) -> FinishReason | None:
         """Take in the next token; return the reason if the text ends with it."""
-        self.produced += 1
+        self.tokens.append(token)
         last = token in self._eos or self.remaining == 0
-        stopped = False
+        stop_tokens = self._stop_tokens()
+        # Every criterion is asked about every token, since it may keep count.
+        verdicts = [criterion(self.tokens) for criterion in self._criteria]
+        stopped = stop_tokens > 0 or any(verdicts)
         if self._text is not None:
-            stopped = self._text.push(token)
-            if last:
-                self._text.finish()
-                stopped = self._text.stopped
+            stopped = self._push_text(token, stop_tokens, last=last or stopped) or stopped
         if token in self._eos:
             self.finish_reason = "eos"
         elif stopped:
@@ -76,6 +88,36 @@ class StopRules:
         elif last:
             self.finish_reason = self._limit_reason
         return self.finish_reason
+
+    def _push_text(self, token: int, stop_tokens: int, *, last: bool) -> bool:
+        """Add a token to the text; return whether a stop string ends it."""
+        assert self._text is not None
+        stopped = self._text.push(token)
+        if stop_tokens and token not in self._eos:
+            self._text.drop(stop_tokens)
+        if last:
+            self._text.finish()
+        else:
+            self._text.hold(self._begun())
+        return stopped or self._text.stopped
+
+    def _stop_tokens(self) -> int:
+        """Return the length of the longest stop sequence that is complete now; 0 if none is."""
+        ends = (len(run) for run in self._sequences if self._ends_with(run))
+        return max(ends, default=0)
+
+    def _begun(self) -> int:
+        """Return how many of the last tokens may be the start of a stop sequence."""
+        starts = (
+            length
+            for run in self._sequences
+            for length in range(1, len(run))
+            if self._ends_with(run[:length])
+        )
+        return max(starts, default=0)
+
+    def _ends_with(self, run: tuple[int, ...]) -> bool:
+        return tuple(self.tokens[-len(run) :]) == run
 
 
 def cut_run(tokens: tuple[int, ...], rules: StopRules) -> tuple[int, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from threading import Event, Lock
+from types import TracebackType
+from typing import Any
 
+from decodekit.answer import Answer
 from decodekit.loop import StepRecord
-from decodekit.result import GenerationResult, GenerationStats, TextChunk
-from decodekit.stopping import StopRules
-from decodekit.text import IncrementalText
+from decodekit.result import GenerationResult, TextChunk
 
 __all__ = ["GenerationStream"]
 
@@ -16,55 +18,62 @@ __all__ = ["GenerationStream"]
 class GenerationStream:
     """An iterator over the accepted runs of one request, made by ``Decoder.stream``.
 
-    ``result`` holds what has been decoded so far at any time, also after an interruption.
+    ``for`` and ``async for`` both work; the latter runs each step in a thread, so that the event
+    loop goes on. ``result`` holds what has been decoded so far at any time, also after an
+    interruption.
 
     Args:
-        prompt: The token ids that are continued.
-        records: The steps; nothing is run before the first is asked for.
-        rules: The stop rules that the steps are cut by.
-        text: The text that the rules feed; None if there is no tokenizer.
-        started: When the request was made, by ``time.perf_counter``.
+        answer: What is decoded.
+        decode: Starts decoding; it is given a function that says whether to give up. Nothing is
+            run before the first step is asked for.
+        streamer: Gets the token ids of every run, as ``transformers``' streamers do.
     """
 
     def __init__(
         self,
-        prompt: list[int],
-        records: Generator[StepRecord, None, None],
+        answer: Answer,
+        decode: Callable[[Callable[[], bool]], Generator[list[StepRecord], None, None]],
         *,
-        rules: StopRules,
-        text: IncrementalText | None,
-        started: float,
+        streamer: Any = None,
     ) -> None:
-        self._prompt = prompt
-        self._records = records
-        self._rules = rules
-        self._text = text
-        self._started = started
-        self._tokens: list[int] = []
-        self._steps = self._nodes = 0
-        self._first = self._last = self._forward = 0.0
+        self._answer = answer
+        self._cancelled = Event()
+        self._records = decode(self._cancelled.is_set)
+        self._streamer = streamer
+        self._lock = Lock()  # one step at a time, whoever asks for it
+        self._ended = False
 
     def __iter__(self) -> Iterator[TextChunk]:
         return self
 
     def __next__(self) -> TextChunk:
-        record = next(self._records)
-        self._last = time.perf_counter() - self._started
-        self._first = self._first or self._last
-        self._forward += record.forward_seconds
-        self._steps += 1
-        self._nodes += record.nodes
-        self._tokens.extend(record.tokens)
-        return TextChunk(
-            text=self._text.take() if self._text is not None else "",
-            tokens=record.tokens,
-            finish_reason=self._rules.finish_reason,
-        )
+        chunk = self._step()
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def __aiter__(self) -> AsyncIterator[TextChunk]:
+        return self
+
+    async def __anext__(self) -> TextChunk:
+        try:
+            chunk = await asyncio.to_thread(self._step)
+        except asyncio.CancelledError:
+            self.cancel()  # the thread cannot be stopped in mid-step; it ends with it
+            raise
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
 
     def __enter__(self) -> GenerationStream:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def run(self) -> GenerationResult:
@@ -73,24 +82,45 @@ class GenerationStream:
             pass
         return self.result
 
+    def cancel(self) -> None:
+        """End the request after the pass that is under way; may be called from any thread."""
+        self._cancelled.set()
+
     def close(self) -> None:
-        """End the request where it is; ``result`` holds what there is."""
-        self._records.close()
+        """End the request where it is, waiting for a step that another thread runs."""
+        self.cancel()
+        with self._lock:
+            self._end()
 
     @property
     def result(self) -> GenerationResult:
         """What has been decoded so far; ``finish_reason`` is ``cancelled`` before the end."""
-        return GenerationResult(
-            text=self._text.text if self._text is not None else "",
-            tokens=list(self._tokens),
-            finish_reason=self._rules.finish_reason or "cancelled",
-            stats=GenerationStats(
-                steps=self._steps,
-                tokens=len(self._tokens),
-                nodes=self._nodes,
-                seconds=self._last,
-                forward_seconds=self._forward,
-                time_to_first_token=self._first,
-            ),
-            prompt_tokens=list(self._prompt),
-        )
+        return self._answer.result
+
+    def _step(self) -> TextChunk | None:
+        """Run the next step; return None at the end."""
+        with self._lock:
+            try:
+                records = None if self._cancelled.is_set() else next(self._records, None)
+                if records is None:
+                    self._end()
+                    return None
+                chunk = self._answer.add(records[0])
+                if self._streamer is not None:
+                    self._put(chunk)
+                return chunk
+            except BaseException:
+                self._end()
+                raise
+
+    def _put(self, chunk: TextChunk) -> None:
+        import torch  # only where a streamer is; the rest of this module needs none
+
+        self._streamer.put(torch.tensor(chunk.tokens))
+
+    def _end(self) -> None:
+        """Let go of the model, and of a streamer's reader."""
+        self._records.close()
+        if self._streamer is not None and not self._ended:
+            self._streamer.end()
+        self._ended = True

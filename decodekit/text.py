@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -33,20 +34,27 @@ class IncrementalText:
 
     ``text`` is all that is certain. ``take`` returns the part that can be shown already: a
     character whose bytes have not all come waits, and so does text that may turn out to be the
-    start of a stop string. All that ``take`` ever returned, joined, is the final ``text``.
+    start of a stop string or that of tokens that ``hold`` names. All that ``take`` ever returned,
+    joined, is the final ``text``.
 
     Args:
         tokenizer: Decodes tokens.
         stop: Strings that end the text; they are not part of it.
         context: Tokens before the first one, so that a tokenizer that drops the space at the start
             of a text keeps it here.
+        undo: Most tokens that ``drop`` will be asked to take back.
 
     Raises:
         ConfigError: A stop string is empty.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), context: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        context: Sequence[int] = (),
+        undo: int = 0,
     ) -> None:
         if any(not string for string in stop):
             raise ConfigError("a stop string must not be empty", key="stop", value=list(stop))
@@ -60,10 +68,14 @@ class IncrementalText:
         # both and taking the difference keeps spaces right at the seam.
         self._seam = list(context)
         self._new: list[int] = []
+        self._on_hold = 0
+        # What was there before each of the last tokens: the text's length, the seam, the new ones.
+        self._before: deque[tuple[int, list[int], list[int]]] = deque(maxlen=undo)
 
     def push(self, token: int) -> bool:
         """Add a token; return True if a stop string is now complete, and cut the text before it."""
-        self._new.append(token)
+        self._before.append((len(self.text), self._seam, self._new))
+        self._new = [*self._new, token]
         before = self._decode(self._seam)
         after = self._decode(self._seam + self._new)
         if after.endswith(_BROKEN):
@@ -85,17 +97,28 @@ class IncrementalText:
                 self._seam, self._new = self._new[:-parts], self._new[-parts:]
                 return
 
+    def hold(self, count: int) -> None:
+        """Do not show the text of the last ``count`` tokens yet: they may be dropped."""
+        self._on_hold = count
+
+    def drop(self, count: int) -> None:
+        """Take back the text of the last ``count`` tokens, at most ``undo``."""
+        length, self._seam, self._new = self._before[-count]
+        self.text = self.text[:length]
+
     def finish(self) -> None:
         """Take in what was waiting for more bytes; no token follows."""
         if self._new and not self.stopped:
             before = self._decode(self._seam)
             self._append(self._decode(self._seam + self._new)[len(before) :])
             self._new = []
-        self._longest = 0  # nothing can become a stop string any more
+        self._longest = self._on_hold = 0  # nothing can become a stop any more
 
     def take(self) -> str:
         """Return the text that has become certain since the last call; may be empty."""
         end = len(self.text) if self.stopped else len(self.text) - self._held()
+        if self._on_hold and not self.stopped:
+            end = min(end, self._before[-self._on_hold][0])
         piece = self.text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece

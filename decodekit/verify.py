@@ -2,60 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from decodekit.interfaces import Acceptance, Proposal, TargetTokens
-from decodekit.plan import StepPlan
-from decodekit.sampling import Sampler
 from decodekit.tree import ROOT
 
-__all__ = ["ExactMatchVerifier", "StepTarget"]
-
-
-class StepTarget:
-    """The target model's token after the anchor and each node of one step, chosen on demand.
-
-    Args:
-        plan: The step.
-        logits: [1 + T, V], entry 0 after the anchor, entry ``node + 1`` after a node.
-        sampler: How a token is chosen.
-    """
-
-    def __init__(self, plan: StepPlan, logits: Tensor, sampler: Sampler) -> None:
-        self._positions = plan.positions[plan.anchor_row :]
-        self._logits = logits
-        self._sampler = sampler
-        self._chosen: dict[int, int] = {}
-
-    def after(self, node: int) -> int:
-        """Return the model's token after ``node``, or after the anchor for ``ROOT``."""
-        token = self._chosen.get(node)
-        return self.after_many([node])[0] if token is None else token
-
-    def after_many(self, nodes: Sequence[int]) -> list[int]:
-        """Return the model's token after each of ``nodes``, in one go."""
-        wanted = [node for node in dict.fromkeys(nodes) if node not in self._chosen]
-        if wanted:
-            if self._logits.device.type == "cpu":
-                logits = _rows(self._logits, [node + 1 for node in wanted])
-            else:
-                # Every question costs a wait for the device: ask once, for all rows.
-                wanted = list(range(ROOT, len(self._logits) - 1))
-                logits = self._logits
-            places = [self._positions[node + 1] + 1 for node in wanted]
-            tokens = self._sampler.choose(logits, places)
-            self._chosen.update(zip(wanted, tokens, strict=True))
-        return [self._chosen[node] for node in nodes]
-
-
-def _rows(logits: Tensor, entries: list[int]) -> Tensor:
-    """Return the rows ``entries`` of ``logits``: a view where they follow each other."""
-    first = entries[0]
-    if entries == list(range(first, first + len(entries))):
-        return logits[first : first + len(entries)]
-    return logits[entries]
+__all__ = ["ExactMatchVerifier"]
 
 
 class ExactMatchVerifier:

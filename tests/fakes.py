@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from decodekit.interfaces import Budget, Proposal, StepOutcome
+from decodekit.loop import SequenceState, StepRecord, decode
 from decodekit.plan import StepPlan
+from decodekit.runner import LocalRunner
 from decodekit.tree import TokenTree
+from decodekit.verify import ExactMatchVerifier
 
 __all__ = [
     "ByteTokenizer",
@@ -28,6 +31,7 @@ __all__ = [
     "RandomProposer",
     "ToyAdapter",
     "ToyCache",
+    "decode_one",
     "plain_decode",
 ]
 
@@ -52,6 +56,11 @@ class ToyCache:
         for committed, scratch, keep in zip(self.rows, self.scratch, rows, strict=True):
             committed.extend(scratch[row] for row in keep)
             scratch.clear()
+
+    def keep(self, sequences: Sequence[int]) -> None:
+        assert list(sequences) == sorted(set(sequences)), "sequences are named in order, once"
+        self.rows = [self.rows[sequence] for sequence in sequences]
+        self.scratch = [[] for _ in sequences]
 
     def reset(self) -> None:
         for rows in (*self.rows, *self.scratch):
@@ -108,8 +117,8 @@ class ToyAdapter:
 
     def forward(self, plans: Sequence[StepPlan], cache: ToyCache) -> list[Tensor]:
         assert tuple(plan.prefix for plan in plans) == cache.lengths, "a plan for another prefix"
-        widest = max(plan.rows for plan in plans)
-        assert max(cache.lengths) + widest <= cache.capacity, "more rows than the cache has"
+        ends = [plan.prefix + plan.rows for plan in plans]
+        assert max(ends) <= cache.capacity, "more rows than the cache has"
         self.forwards.append(list(plans))
         return [self._run(plan, cache, index) for index, plan in enumerate(plans)]
 
@@ -155,6 +164,17 @@ def plain_decode(
         if tokens[-1] in model.eos_token_ids:
             break
     return tokens[len(prompt) :]
+
+
+def decode_one(
+    prompt: Sequence[int], *, runner: LocalRunner, max_nodes: int, **parts: Any
+) -> Iterator[StepRecord]:
+    """Yield the steps of the decode loop over one sequence, made of ``parts``."""
+    parts.setdefault("verifier", ExactMatchVerifier())
+    state = SequenceState(committed=list(prompt), **parts)
+    for records in decode([state], runner=runner, max_nodes=max_nodes):
+        (record,) = records
+        yield record
 
 
 class _Watcher:

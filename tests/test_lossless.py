@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from decodekit import Decoder
 from decodekit.generate import first_difference
-from decodekit.sampling import PositionSampler, SamplingParams
+from decodekit.params import SamplingParams
+from decodekit.sampling import PositionSampler
 from tests.tiny import VOCABULARY, greedy_loop, logits_after, random_prompt, tiny_model
 
 STRATEGIES: list[Any] = [

@@ -19,6 +19,7 @@ from decodekit import Decoder
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.factory import build_strategy
 from decodekit.interfaces import Proposer
+from decodekit.params import SamplingParams
 from decodekit.pool import RecentNGramPool
 from decodekit.strategies.lookahead import LookaheadConfig
 from decodekit.tree import TokenTree
@@ -35,7 +36,7 @@ class Given:
     make: Callable[[], Proposer]
     max_nodes: int = 8
 
-    def new_proposer(self) -> Proposer:
+    def new_proposer(self, params: SamplingParams) -> Proposer:
         return self.make()
 
 
@@ -166,7 +167,7 @@ def test_trap_10_a_draw_of_zero_never_emits_an_impossible_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """transformers#32867: `<=` where `<` belongs accepts a token of probability 0."""
-    monkeypatch.setattr("decodekit.sampling.uniform", lambda *_: 0.0)
+    monkeypatch.setattr("decodekit.sampling.uniform", lambda *_, **__: 0.0)
     model = ToyAdapter()
     options = {"max_new_tokens": 12, "temperature": 1.0, "top_k": 2}
     tokens = decoder(model, "lookahead").generate(PROMPT, **options).tokens

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decodekit.interfaces import Budget, Proposal, StepOutcome
+from decodekit.params import SamplingParams
 
 __all__ = ["Autoregressive", "AutoregressiveConfig"]
 
@@ -28,7 +29,7 @@ class Autoregressive:
     def __init__(self, config: AutoregressiveConfig | None = None) -> None:
         self.config = config or AutoregressiveConfig()
 
-    def new_proposer(self) -> Autoregressive:
+    def new_proposer(self, params: SamplingParams) -> Autoregressive:
         """Return a proposer for one sequence."""
         return self
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from decodekit.errors import require_at_least
 from decodekit.interfaces import Budget, Proposal, StepOutcome
+from decodekit.params import SamplingParams
 from decodekit.tree import ROOT, TokenTree
 
 __all__ = ["Jacobi", "JacobiConfig", "JacobiProposer"]
@@ -41,7 +42,7 @@ class Jacobi:
         self.config = config or JacobiConfig()
         self.max_nodes = self.config.window_size
 
-    def new_proposer(self) -> JacobiProposer:
+    def new_proposer(self, params: SamplingParams) -> JacobiProposer:
         """Return a proposer for one sequence."""
         return JacobiProposer(self.config)
 
@@ -64,5 +65,5 @@ class JacobiProposer:
         """Take the model's tokens after every node as the next guess, from the new anchor on."""
         nodes = range(ROOT, len(outcome.proposal.tree))
         # Entry i is the model's token at depth i + 1; the last accepted token is the new anchor.
-        iterate = outcome.target.after_many(nodes)
+        iterate = outcome.target.guess_many(nodes)
         self._guess = iterate[len(outcome.tokens) :]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from decodekit.errors import require_at_least
 from decodekit.interfaces import Budget, MakePool, NGramPool, Proposal, StepOutcome
+from decodekit.params import SamplingParams
 from decodekit.strategies.window import JacobiWindow
 from decodekit.tree import ROOT, TokenTree
 
@@ -74,7 +75,7 @@ class Lookahead:
         self.max_nodes = window + config.max_candidates * (config.ngram_size - 1)
         self._new_pool()  # an unknown pool is refused now, not by the first request
 
-    def new_proposer(self) -> LookaheadProposer:
+    def new_proposer(self, params: SamplingParams) -> LookaheadProposer:
         """Return a proposer for one sequence, with a pool of its own."""
         return LookaheadProposer(self.config, self._new_pool())
 
@@ -122,7 +123,7 @@ class LookaheadProposer:
         """Move the window on by one iteration and put its n-grams into the pool."""
         if not self._top or self._window is None:
             return
-        iterate = outcome.target.after_many(self._top)
+        iterate = outcome.target.guess_many(self._top)
         for key, continuation in self._window.ngrams(outcome.plan.pending[-1], iterate):
             self._pool.insert(key, continuation)
         shift = len(outcome.tokens) if self._config.realign else 1

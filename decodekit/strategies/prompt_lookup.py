@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from decodekit.errors import ConfigError, require_at_least
 from decodekit.interfaces import Budget, Proposal, StepOutcome
+from decodekit.params import SamplingParams
 from decodekit.tree import TokenTree
 
 __all__ = ["PromptLookup", "PromptLookupConfig", "PromptLookupProposer"]
@@ -53,7 +54,7 @@ class PromptLookup:
         self.config = config or PromptLookupConfig()
         self.max_nodes = self.config.num_tokens
 
-    def new_proposer(self) -> PromptLookupProposer:
+    def new_proposer(self, params: SamplingParams) -> PromptLookupProposer:
         """Return a proposer for one sequence."""
         return PromptLookupProposer(self.config)
 

@@ -70,7 +70,8 @@ def test_a_padded_batch_holds_each_mask_and_no_empty_row(
     masks = [plan.mask() for plan in batch]
     padded = pad_masks(masks, window=window)
     rows = max(mask.rows for mask in masks)
-    assert padded.shape == (len(masks), rows, max(mask.prefix for mask in masks) + rows)
+    keys = max(mask.prefix + mask.rows for mask in masks)
+    assert padded.shape == (len(masks), rows, keys)
     assert bool(padded.any(dim=-1).all())
     for mask, filled in zip(masks, padded, strict=True):
         keys = mask.prefix + mask.rows

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodekit.interfaces import Budget
+from decodekit.params import SamplingParams
 from decodekit.strategies.prompt_lookup import PromptLookup, PromptLookupConfig
 
 
@@ -33,7 +34,7 @@ def test_drafts_are_those_of_a_scan(
     config = PromptLookupConfig(
         num_tokens=num_tokens, min_ngram_size=sizes[0], max_ngram_size=sizes[1]
     )
-    proposer = PromptLookup(config).new_proposer()
+    proposer = PromptLookup(config).new_proposer(SamplingParams())
     text: list[int] = []
     for run in runs:  # the text grows by accepted runs, and each draft sees all of it
         text += run

@@ -41,7 +41,7 @@ def random_states(
     """Return query [B, H, R, D], key and value [B, K, S, D] for a batch, padded to the widest."""
     heads, kv_heads = layout
     rows = max(mask.rows for mask in masks)
-    keys = max(mask.prefix for mask in masks) + rows
+    keys = max(mask.prefix + mask.rows for mask in masks)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -20,8 +20,8 @@ from decodekit import compose, plugins, schemas
 from decodekit.compose import compose_config, compose_mapping, group_options, to_yaml
 from decodekit.config import BenchConfig, ModelConfig, RunConfig
 from decodekit.errors import ConfigError
+from decodekit.params import SamplingParams
 from decodekit.registry import Component, Registry
-from decodekit.sampling import SamplingParams
 from decodekit.strategies.jacobi import JacobiConfig
 from decodekit.strategies.lookahead import LookaheadConfig
 from decodekit.strategies.prompt_lookup import PromptLookupConfig

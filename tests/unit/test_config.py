@@ -9,7 +9,7 @@ import pytest
 
 from decodekit.config import BenchConfig, DecoderConfig, ModelConfig, RunConfig
 from decodekit.errors import ConfigError
-from decodekit.sampling import SamplingParams
+from decodekit.params import SamplingParams
 from decodekit.strategies.lookahead import LookaheadConfig
 
 

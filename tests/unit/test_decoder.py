@@ -12,7 +12,7 @@ import decodekit
 from decodekit import Decoder, DecoderConfig, GenerationResult
 from decodekit.adapters.hf import HFAdapter
 from decodekit.errors import CheckpointError, ConfigError, GenerationError
-from decodekit.sampling import SamplingParams
+from decodekit.params import SamplingParams
 from decodekit.strategies.jacobi import JacobiConfig
 from decodekit.strategies.lookahead import LookaheadConfig
 from tests.checkpoint import save_checkpoint

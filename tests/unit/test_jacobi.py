@@ -8,14 +8,14 @@ import pytest
 
 from decodekit.errors import ConfigError
 from decodekit.interfaces import Budget, Proposer
-from decodekit.loop import decode
+from decodekit.params import SamplingParams
 from decodekit.runner import LocalRunner
-from decodekit.sampling import SamplingParams, make_sampler
+from decodekit.sampling import make_sampler
 from decodekit.stopping import StopRules
 from decodekit.strategies.jacobi import Jacobi, JacobiConfig, JacobiProposer
 from decodekit.tree import TokenTree
 from decodekit.verify import ExactMatchVerifier
-from tests.fakes import ToyAdapter
+from tests.fakes import ToyAdapter, decode_one
 
 WIDE = Budget(nodes=100, depth=100, tokens=100)
 PROMPT = [3, 1, 4]
@@ -43,7 +43,7 @@ def run(
 ) -> tuple[list[list[int]], list[tuple[int, ...]]]:
     """Return the proposed chains and the emitted runs."""
     proposer = Recorded(JacobiConfig(window_size=window_size))
-    records = decode(
+    records = decode_one(
         PROMPT,
         runner=LocalRunner(model),
         proposer=proposer,
@@ -99,14 +99,14 @@ def test_a_text_that_repeats_itself_takes_fewer_steps_than_tokens() -> None:
     ],
 )
 def test_a_chain_is_as_long_as_the_budget_lets_it_be(budget: Budget, length: int) -> None:
-    proposer = Jacobi(JacobiConfig(window_size=4)).new_proposer()
+    proposer = Jacobi(JacobiConfig(window_size=4)).new_proposer(SamplingParams())
     assert proposer.propose([1, 7], budget).tree == TokenTree.chain([7] * length)
 
 
 def test_every_sequence_has_a_proposer_of_its_own() -> None:
     strategy = Jacobi()
     assert strategy.max_nodes == strategy.config.window_size == JacobiConfig().window_size == 8
-    one, other = strategy.new_proposer(), strategy.new_proposer()
+    one, other = strategy.new_proposer(SamplingParams()), strategy.new_proposer(SamplingParams())
     assert isinstance(one, Proposer)
     assert one is not other
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from decodekit.errors import GenerationError, TreeError
 from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome
-from decodekit.loop import StepRecord, decode
+from decodekit.loop import StepRecord
+from decodekit.params import SamplingParams
 from decodekit.runner import LocalRunner
-from decodekit.sampling import SamplingParams, make_sampler
+from decodekit.sampling import make_sampler
 from decodekit.stopping import StopRules
 from decodekit.strategies.autoregressive import Autoregressive
 from decodekit.text import IncrementalText
@@ -26,6 +27,7 @@ from tests.fakes import (
     RandomProposer,
     ToyAdapter,
     ToyCache,
+    decode_one,
     plain_decode,
 )
 
@@ -53,7 +55,7 @@ def run(
         eos_token_ids=model.eos_token_ids,
         text=text,
     )
-    records = decode(
+    records = decode_one(
         prompt,
         runner=runner or LocalRunner(model),
         proposer=proposer,
@@ -131,7 +133,7 @@ def test_every_budget_is_met_exactly(make: Make, budget: int) -> None:
     model = ToyAdapter()
     records, rules = run(model, make(model, GREEDY), max_new_tokens=budget)
     assert emitted(records) == truth(model, max_new_tokens=budget)
-    assert sum(len(record.tokens) for record in records) == budget == rules.produced
+    assert sum(len(record.tokens) for record in records) == budget == len(rules.tokens)
     assert rules.finish_reason == "length"
 
 
@@ -254,7 +256,7 @@ def test_budgets_shrink_at_the_end_of_the_text_and_of_the_context() -> None:
         Budget(nodes=4, depth=6, tokens=4),
         Budget(nodes=4, depth=5, tokens=3),
         Budget(nodes=4, depth=4, tokens=2),
-        Budget(nodes=3, depth=3, tokens=1),
+        Budget(nodes=4, depth=3, tokens=1),
     ]
     assert [budget.useful_depth for budget in proposer.budgets] == [4, 3, 2, 1, 0]
     assert Budget(nodes=9, depth=2, tokens=9).useful_depth == 2
@@ -280,7 +282,7 @@ def test_a_loop_that_is_left_and_taken_up_by_another_request() -> None:
         "sampler": make_sampler(GREEDY),
         "max_nodes": 16,
     }
-    left = decode(PROMPT, proposer=oracle(model), rules=StopRules(max_new_tokens=12), **options)
+    left = decode_one(PROMPT, proposer=oracle(model), rules=StopRules(max_new_tokens=12), **options)
     next(left)
     left.close()  # type: ignore[attr-defined]
     records, _ = run(model, oracle(model), runner=runner)
@@ -358,7 +360,7 @@ def test_a_proposal_that_is_as_large_as_its_budget_is_run() -> None:
     records, rules = run(model, Full(seed=0, vocab_size=11, nodes=0), max_nodes=12)
     assert emitted(records) == truth(model)
     assert rules.finish_reason == "capacity"
-    assert model.caches[0].capacity == len(PROMPT) + 9
+    assert model.caches[0].capacity == len(PROMPT) + 9 + 12
 
 
 class Fading(ToyAdapter):
@@ -371,7 +373,7 @@ class Fading(ToyAdapter):
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_broken_logits_are_an_error_that_says_the_step(params: SamplingParams) -> None:
-    records = decode(
+    records = decode_one(
         PROMPT,
         runner=LocalRunner(Fading()),
         proposer=Autoregressive(),

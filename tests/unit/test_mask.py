@@ -83,13 +83,13 @@ def test_masks_of_a_batch_are_padded_to_the_widest() -> None:
     ]
 
 
-def test_the_slot_has_room_for_the_longest_prefix_and_the_widest_step() -> None:
+def test_a_batch_ends_where_its_longest_sequence_does() -> None:
     wide = StepPlan(0, (1, 2, 3)).mask()
     long = StepPlan(4, (1,)).mask()
     batch = pad_masks([wide, long])
-    assert batch.shape == (2, 3, 4 + 3)
-    assert drawn(batch[0]) == ["#......", "##.....", "###...."]
-    assert drawn(batch[1]) == ["#####..", "#......", "#......"]
+    assert batch.shape == (2, 3, 4 + 1)
+    assert drawn(batch[0]) == ["#....", "##...", "###.."]
+    assert drawn(batch[1]) == ["#####", "#....", "#...."]
 
 
 def test_a_batch_of_one_is_not_padded() -> None:

@@ -14,6 +14,7 @@ from decodekit import builtins, hookspecs, plugins
 from decodekit.errors import PluginError
 from decodekit.hookspecs import hookimpl
 from decodekit.interfaces import AttentionBackend, NGramPool, Strategy, Verifier
+from decodekit.params import SamplingParams
 from decodekit.plugins import ENTRY_POINT_GROUP, build_registry, registry
 from decodekit.pool import RecentNGramPool
 from decodekit.registry import KINDS, Component, Registry
@@ -90,7 +91,7 @@ def test_every_built_in_that_needs_no_model_can_be_built() -> None:
         component = found.get("strategy", name)
         strategy: Strategy = component.build(component.config(), make_pool)
         assert strategy.max_nodes >= 0
-        assert strategy.new_proposer() is not None
+        assert strategy.new_proposer(SamplingParams()) is not None
     assert made
     assert all((name, set(sizes)) == ("recent", {"per_key", "max_keys"}) for name, sizes in made)
     for kind, interface in (

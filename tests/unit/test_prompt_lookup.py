@@ -6,6 +6,7 @@ import pytest
 
 from decodekit.errors import ConfigError
 from decodekit.interfaces import Budget, Proposer
+from decodekit.params import SamplingParams
 from decodekit.strategies.prompt_lookup import PromptLookup, PromptLookupConfig
 from decodekit.tree import TokenTree
 
@@ -23,7 +24,7 @@ def draft(
     config = PromptLookupConfig(
         num_tokens=num_tokens, max_ngram_size=longest, min_ngram_size=shortest
     )
-    tree = PromptLookup(config).new_proposer().propose(text, budget).tree
+    tree = PromptLookup(config).new_proposer(SamplingParams()).propose(text, budget).tree
     assert tree == TokenTree.chain(tree.tokens)
     return list(tree.tokens)
 
@@ -77,7 +78,7 @@ def test_a_draft_is_as_long_as_the_budget_lets_it_be(budget: Budget, length: int
 
 
 def test_tokens_are_entered_also_where_no_draft_was_possible() -> None:
-    proposer = PromptLookup().new_proposer()
+    proposer = PromptLookup().new_proposer(SamplingParams())
     proposer.propose([1, 2, 3], Budget(nodes=0, depth=0, tokens=1))
     assert proposer.propose([1, 2, 3, 1], WIDE).tree.tokens[:2] == (2, 3)
 
@@ -85,7 +86,7 @@ def test_tokens_are_entered_also_where_no_draft_was_possible() -> None:
 def test_every_sequence_has_a_proposer_of_its_own() -> None:
     strategy = PromptLookup()
     assert strategy.max_nodes == strategy.config.num_tokens == 10
-    one, other = strategy.new_proposer(), strategy.new_proposer()
+    one, other = strategy.new_proposer(SamplingParams()), strategy.new_proposer(SamplingParams())
     assert isinstance(one, Proposer)
     one.propose([1, 2, 3], WIDE)
     assert other.propose([1], WIDE).tree == TokenTree()

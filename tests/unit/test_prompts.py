@@ -64,7 +64,6 @@ def test_messages_always_go_through_the_template(chat: bool) -> None:
     [
         [0, 5, 299],
         (0, 5, 299),
-        [[0, 5, 299]],
         range(3),
         torch.tensor([0, 5, 299]),
         torch.tensor([[0, 5, 299]]),
@@ -93,7 +92,6 @@ EMPTY = "the prompt is empty; give some text or at least one token id"
     ("prompt", "tokenizer", "chat", "message"),
     [
         ([], None, False, EMPTY),
-        ([[]], None, False, EMPTY),
         (torch.tensor([], dtype=torch.int64), None, False, EMPTY),
         ("", Plain(), False, EMPTY),
         (" \n", Letters(), True, "the prompt is empty; give some text"),

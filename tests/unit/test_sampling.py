@@ -19,10 +19,10 @@ from torch import Tensor
 
 from decodekit import sampling
 from decodekit.errors import ConfigError, GenerationError
+from decodekit.params import SamplingParams
 from decodekit.sampling import (
     GreedySampler,
     PositionSampler,
-    SamplingParams,
     make_sampler,
     uniform,
     warp,

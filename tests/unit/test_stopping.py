@@ -22,9 +22,9 @@ def rules(max_new_tokens: int = 8, stop: Sequence[str] = (), **options: object) 
 
 def test_nothing_ends_the_text_before_its_time() -> None:
     fresh = rules(3)
-    assert (fresh.finish_reason, fresh.remaining, fresh.produced) == (None, 3, 0)
+    assert (fresh.finish_reason, fresh.remaining, len(fresh.tokens)) == (None, 3, 0)
     assert fresh.push(0) is None
-    assert (fresh.finish_reason, fresh.remaining, fresh.produced) == (None, 2, 1)
+    assert (fresh.finish_reason, fresh.remaining, len(fresh.tokens)) == (None, 2, 1)
 
 
 @pytest.mark.parametrize("eos", [5, 7, 9])
@@ -32,7 +32,7 @@ def test_any_of_several_tokens_ends_the_text(eos: int) -> None:
     some = StopRules(max_new_tokens=8, eos_token_ids=frozenset({5, 7, 9}))
     assert cut_run((1, 2, eos, 3), some) == (1, 2, eos)
     assert some.finish_reason == "eos"
-    assert some.produced == 3
+    assert len(some.tokens) == 3
 
 
 def test_a_stop_string_ends_the_text_at_the_token_that_completes_it() -> None:
@@ -78,7 +78,7 @@ def test_the_models_last_position_ends_the_text_only_if_it_comes_first(
     some = rules(max_new_tokens, room=room)
     assert some.remaining == produced
     kept = cut_run((0, 1, 2, 3, 4, 5), some) if some.finish_reason is None else ()
-    assert len(kept) == some.produced == produced
+    assert len(kept) == len(some.tokens) == produced
     assert some.finish_reason == reason
 
 
@@ -123,7 +123,7 @@ def test_a_run_that_ends_nothing_is_kept_whole() -> None:
     assert cut_run((), some) == ()
     assert cut_run((0, 1), some) == (0, 1)
     assert some.finish_reason is None
-    assert some.produced == 2
+    assert len(some.tokens) == 2
 
 
 def test_without_a_text_only_tokens_count() -> None:

@@ -14,10 +14,12 @@ from torch import Tensor
 from decodekit import sampling
 from decodekit.errors import GenerationError
 from decodekit.interfaces import Acceptance, Proposal, Verifier
+from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
-from decodekit.sampling import GreedySampler, PositionSampler, SamplingParams
+from decodekit.sampling import GreedySampler, PositionSampler
+from decodekit.target import StepTarget
 from decodekit.tree import ROOT, TokenTree
-from decodekit.verify import ExactMatchVerifier, StepTarget
+from decodekit.verify import ExactMatchVerifier
 
 
 class Script:

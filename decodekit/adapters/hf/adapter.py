@@ -82,7 +82,7 @@ class HFAdapter:
                 f"holds {list(cache.lengths)} rows"
             )
         rows = max(plan.rows for plan in plans)
-        cache.require(rows)
+        cache.begin([plan.rows for plan in plans])
         device = self.device
         tokens = [_padded(plan.tokens, rows) for plan in plans]
         positions = [_padded(plan.positions, rows) for plan in plans]

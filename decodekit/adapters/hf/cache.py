@@ -65,13 +65,13 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        rows = key_states.shape[2]
-        lengths = self._cache.lengths
-        for index, length in enumerate(lengths):
-            self.keys[index, :, length : length + rows] = key_states[index]
-            self.values[index, :, length : length + rows] = value_states[index]
-        end = max(lengths) + rows
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        # Rows that only pad a sequence to the widest are not written: there may be no room.
+        ends = self._cache.ends
+        for index, (start, end) in enumerate(zip(self._cache.lengths, ends, strict=True)):
+            self.keys[index, :, start:end] = key_states[index, :, : end - start]
+            self.values[index, :, start:end] = value_states[index, :, : end - start]
+        batch, end = len(ends), max(ends)
+        return self.keys[:batch, :, :end], self.values[:batch, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys that a pass of ``query_length`` rows sees, and their offset."""
@@ -99,6 +99,8 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         super().__init__(layers=[_Layer(self, index) for index in range(layers)])
         self._capacity = capacity
         self._lengths = [0] * batch
+        self.ends: tuple[int, ...] = ()
+        """Where the rows of the pass under way end in each sequence, length B."""
         self._slabs: dict[str, list[_Slab]] = {"keys": [], "values": []}
 
     @property
@@ -130,17 +132,18 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
             ) from error
         return slabs[-1].data[layer]
 
-    def require(self, rows: int) -> None:
-        """Check that a pass of ``rows`` rows fits behind every sequence.
+    def begin(self, rows: Sequence[int]) -> None:
+        """Make ready for a pass that writes so many rows behind each sequence.
 
         Raises:
-            GenerationError: It does not.
+            GenerationError: They do not fit.
         """
-        if max(self._lengths) + rows > self._capacity:
-            raise GenerationError(
-                f"{rows} rows do not fit behind {max(self._lengths)} in a cache of "
-                f"{self._capacity} rows"
-            )
+        for length, count in zip(self._lengths, rows, strict=True):
+            if length + count > self._capacity:
+                raise GenerationError(
+                    f"{count} rows do not fit behind {length} in a cache of {self._capacity} rows"
+                )
+        self.ends = tuple(map(sum, zip(self._lengths, rows, strict=True)))
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[Sequence[int]]) -> None:
@@ -158,6 +161,17 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
                     data[:, :, start + still : start + len(keep)] = data.index_select(2, source)
             self._lengths[index] = start + len(keep)
 
+    @torch.inference_mode()
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Let go of all sequences but these, ascending; they are numbered anew from 0."""
+        for new, old in enumerate(sequences):
+            length = self._lengths[old]
+            if new != old:
+                for slab in (*self._slabs["keys"], *self._slabs["values"]):
+                    slab.data[:, new, :, :length] = slab.data[:, old, :, :length]
+            self._lengths[new] = length
+        del self._lengths[len(sequences) :]
+
     def reset(self) -> None:
-        """Forget every row; the memory stays."""
+        """Forget every row of the sequences that are left; the memory stays."""
         self._lengths = [0] * len(self._lengths)

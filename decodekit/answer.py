@@ -1,0 +1,76 @@
+"""The answer to one request, as it grows step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from decodekit.loop import SequenceState, StepRecord
+from decodekit.result import GenerationResult, GenerationStats, TextChunk
+from decodekit.scores import TokenLogprob
+from decodekit.text import IncrementalText
+
+__all__ = ["Answer"]
+
+
+class Answer:
+    """What has been decoded of one request, and how it went.
+
+    Args:
+        prompt: The token ids that are continued.
+        state: The sequence that is decoded.
+        text: The text that its stop rules feed; None if there is no tokenizer.
+        started: When the request was made, by ``time.perf_counter``.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        state: SequenceState,
+        *,
+        text: IncrementalText | None,
+        started: float,
+    ) -> None:
+        self.state = state
+        self._prompt = list(prompt)
+        self._text = text
+        self._started = started
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._steps = self._nodes = 0
+        self._first = self._last = self._forward = 0.0
+
+    def add(self, record: StepRecord) -> TextChunk:
+        """Take in a step; return what it adds for a reader."""
+        self._last = time.perf_counter() - self._started
+        self._first = self._first or self._last
+        self._forward += record.forward_seconds
+        self._steps += 1
+        self._nodes += record.nodes
+        self._tokens.extend(record.tokens)
+        self._logprobs.extend(record.logprobs or ())
+        return TextChunk(
+            text=self._text.take() if self._text is not None else "",
+            tokens=record.tokens,
+            finish_reason=self.state.rules.finish_reason,
+            logprobs=None if record.logprobs is None else list(record.logprobs),
+        )
+
+    @property
+    def result(self) -> GenerationResult:
+        """What there is so far; ``finish_reason`` is ``cancelled`` before the end."""
+        return GenerationResult(
+            text=self._text.text if self._text is not None else "",
+            tokens=list(self._tokens),
+            finish_reason=self.state.rules.finish_reason or "cancelled",
+            stats=GenerationStats(
+                steps=self._steps,
+                tokens=len(self._tokens),
+                nodes=self._nodes,
+                seconds=self._last,
+                forward_seconds=self._forward,
+                time_to_first_token=self._first,
+            ),
+            prompt_tokens=list(self._prompt),
+            logprobs=None if self.state.logprobs is None else list(self._logprobs),
+        )

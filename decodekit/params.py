@@ -1,0 +1,132 @@
+"""How a request wants its tokens chosen: plain numbers, without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from decodekit.errors import ConfigError
+
+__all__ = ["SamplingParams"]
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    """How tokens are chosen. The defaults are plain greedy decoding.
+
+    The penalties and bans come first, on the logits of the model, each row on its own prefix; then
+    the temperature and the filters.
+
+    Attributes:
+        temperature: Divides the logits; 0 is greedy decoding, and the filters have no effect.
+        top_k: Keep the k most probable tokens; 0 keeps all.
+        top_p: Keep the fewest most probable tokens whose probability sums to ``top_p`` or more.
+        min_p: Keep the tokens that have ``min_p`` times the probability of the best or more.
+        seed: Keys the draws; the same seed gives the same tokens.
+        repetition_penalty: Divides the positive logits of tokens of the prompt and the answer, and
+            multiplies the negative ones (Keskar et al., 2019, arXiv 1909.05858); 1 is off.
+        presence_penalty: Taken off the logits of tokens that the answer has; 0 is off.
+        frequency_penalty: Taken off them once for every time that the answer has them; 0 is off.
+        no_repeat_ngram_size: No run of so many tokens comes twice, the prompt's included; 0 is off.
+        min_new_tokens: No end-of-text token, and no stop token, before so many tokens.
+        bad_words: Texts whose tokens are not produced in a row, with or without a space before.
+        logit_bias: Added to the logits, by token id.
+        suppress_tokens: Token ids that are never produced.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    min_new_tokens: int = 0
+    bad_words: list[str] = field(default_factory=list)
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    suppress_tokens: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "seed", "no_repeat_ngram_size", "min_new_tokens"):
+            _require(_is_whole(getattr(self, name)), name, "a whole number", self)
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
+            _require(_is_number(getattr(self, name)), name, "a number", self)
+        for name, ok, rule in (
+            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
+            ("seed", 0 <= self.seed < 2**64, "in [0, 2**64)"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0; 1 is off"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "finite"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite"),
+            ("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "0 (off) or more"),
+            ("min_new_tokens", self.min_new_tokens >= 0, "0 or more"),
+            ("bad_words", _all(self.bad_words, lambda word: isinstance(word, str)), "texts"),
+            ("suppress_tokens", _all(self.suppress_tokens, _is_token), "token ids"),
+            (
+                "logit_bias",
+                isinstance(self.logit_bias, dict)
+                and _all(list(self.logit_bias), _is_token)
+                and _all(list(self.logit_bias.values()), _is_bias),
+                "a mapping from token ids to numbers",
+            ),
+        ):
+            _require(ok, name, rule, self)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything but the temperature and the filters is switched on."""
+        plain = SamplingParams()
+        return any(
+            getattr(self, name) != getattr(plain, name)
+            for name in (
+                "repetition_penalty",
+                "presence_penalty",
+                "frequency_penalty",
+                "no_repeat_ngram_size",
+                "min_new_tokens",
+                "bad_words",
+                "logit_bias",
+                "suppress_tokens",
+            )
+        )
+
+
+def _require(ok: bool, name: str, rule: str, params: SamplingParams) -> None:
+    if not ok:
+        value = getattr(params, name)
+        raise ConfigError(f"{name} must be {rule}, not {value!r}", key=name, value=value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_token(value: object) -> bool:
+    return _is_whole(value) and value >= 0  # type: ignore[operator]
+
+
+def _is_bias(value: object) -> bool:
+    return _is_number(value) and not math.isnan(value)  # type: ignore[arg-type]
+
+
+def _all(values: object, check: Callable[[object], bool]) -> bool:
+    return isinstance(values, (list, tuple)) and all(map(check, values))

@@ -1,0 +1,129 @@
+"""What changes a sequence's logits before a token is chosen: processors, then a constraint.
+
+Each row is changed on its own prefix: the committed tokens and the path to it. Rows are changed
+when they are asked for, so only those that the walk reaches are paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decodekit.constraint import Constraint
+from decodekit.errors import GenerationError
+from decodekit.processors import LogitsProcessor
+from decodekit.sampling import require_finite
+from decodekit.tree import EMPTY_TREE, ROOT, TokenTree
+
+__all__ = ["Shaper"]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Processors and constraint at one node."""
+
+    processors: tuple[LogitsProcessor, ...]
+    constraint: Constraint | None
+
+    def after(self, token: int) -> _State | None:
+        """Return a copy that has taken in ``token``; None if the constraint rules it out."""
+        constraint = self.constraint
+        if constraint is not None:
+            constraint = constraint.fork()
+            if not constraint.advance(token):
+                return None
+        return _State(tuple(map(_fork, self.processors)), constraint)
+
+
+class Shaper:
+    """The processors and the constraint of one sequence.
+
+    Args:
+        processors: Applied in this order. One that keeps a state has ``fork()``, which returns a
+            copy; a copy is called once for every token of a path, in order.
+        constraint: Applied last, in its starting state; it is not changed.
+    """
+
+    def __init__(
+        self, processors: Sequence[LogitsProcessor] = (), constraint: Constraint | None = None
+    ) -> None:
+        self._root = _State(
+            tuple(map(_fork, processors)), None if constraint is None else constraint.fork()
+        )
+        self.begin((), EMPTY_TREE, torch.empty(0))
+
+    def begin(self, committed: Sequence[int], tree: TokenTree, logits: Tensor) -> None:
+        """Turn to a new step.
+
+        Args:
+            committed: The tokens so far, the prompt's first.
+            tree: The guesses below the last of them.
+            logits: [1 + T, V], entry 0 after the anchor, entry ``node + 1`` after a node.
+        """
+        self._committed = committed
+        self._tree = tree
+        self._logits = logits
+        self._states: dict[int, _State | None] = {ROOT: self._root}
+        self._rows: dict[int, Tensor] = {}
+
+    def row(self, node: int) -> Tensor:
+        """Return the changed logits [V] after ``node``, in float32 or wider.
+
+        No text reaches a node that the constraint rules out; its logits are returned as they are.
+
+        Raises:
+            GenerationError: The model's logits are broken, a processor returns something else than
+                scores, or no token is left.
+        """
+        row = self._rows.get(node)
+        if row is None:
+            row = self._rows[node] = self._shaped(node)
+        return row
+
+    def commit(self, node: int, bonus: int) -> None:
+        """Go on from ``node``, the last accepted one, and the token after it."""
+        state = self._state(node)
+        constraint = state.constraint if state is not None else None
+        if constraint is not None:
+            constraint.advance(bonus)
+        if state is not None:
+            self._root = state
+
+    def _shaped(self, node: int) -> Tensor:
+        state = self._state(node)
+        raw = self._logits[node + 1 : node + 2]
+        require_finite(raw.amax(dim=-1))
+        scores = raw.to(torch.promote_types(raw.dtype, torch.float32), copy=True)
+        if state is None:
+            return scores[0]
+        ids = [*self._committed, *self._tree.path_tokens(node)]
+        input_ids = torch.tensor([ids], device=scores.device)
+        for processor in state.processors:
+            scores = processor(input_ids, scores)
+            if not isinstance(scores, Tensor) or scores.shape != raw.shape:
+                raise GenerationError(
+                    f"the logits processor {type(processor).__name__} must return scores of shape "
+                    f"{list(raw.shape)}"
+                )
+        if state.constraint is not None:
+            allowed = state.constraint.mask().to(scores.device)
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        if bool((scores == float("-inf")).all()):
+            raise GenerationError("logits processors and constraint leave no token to choose from")
+        return scores[0]
+
+    def _state(self, node: int) -> _State | None:
+        if node not in self._states:
+            parent = self._tree.parents[node]
+            self.row(parent)  # a processor with a state counts on having seen the row before
+            above = self._states[parent]
+            self._states[node] = above and above.after(self._tree.tokens[node])
+        return self._states[node]
+
+
+def _fork(processor: LogitsProcessor) -> LogitsProcessor:
+    fork = getattr(processor, "fork", None)
+    return processor if fork is None else fork()
