@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decodekit.hookspecs import hookimpl
-from decodekit.interfaces import AttentionBackend, MakePool, ModelAdapter, Strategy, Verifier
+from decodekit.interfaces import AttentionBackend, ModelAdapter, Parts, Strategy, Verifier
 from decodekit.pool import RecentNGramPool, RecentPoolConfig
 from decodekit.registry import Component
+from decodekit.rejection import RejectionVerifier
 from decodekit.strategies.autoregressive import Autoregressive, AutoregressiveConfig
+from decodekit.strategies.draft_model import DraftModel, DraftModelConfig
 from decodekit.strategies.jacobi import Jacobi, JacobiConfig
 from decodekit.strategies.lookahead import Lookahead, LookaheadConfig
 from decodekit.strategies.prompt_lookup import PromptLookup, PromptLookupConfig
@@ -18,7 +20,7 @@ from decodekit.verify import ExactMatchVerifier
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["EagerConfig", "ExactMatchConfig", "HFConfig", "SDPAConfig"]
+__all__ = ["EagerConfig", "ExactMatchConfig", "HFConfig", "RejectionConfig", "SDPAConfig"]
 
 
 @dataclass(kw_only=True)
@@ -49,6 +51,13 @@ class ExactMatchConfig:
     name: str = "exact_match"
 
 
+@dataclass(kw_only=True)
+class RejectionConfig:
+    """Settings of ``verifier=rejection``: there are none."""
+
+    name: str = "rejection"
+
+
 def _eager(config: EagerConfig) -> AttentionBackend:
     from decodekit.backends.eager import EagerBackend
 
@@ -72,15 +81,15 @@ def _recent(config: RecentPoolConfig) -> RecentNGramPool:
     return RecentNGramPool(per_key=config.per_key, max_keys=config.max_keys)
 
 
-def _autoregressive(config: AutoregressiveConfig, make_pool: MakePool) -> Strategy:
+def _autoregressive(config: AutoregressiveConfig, parts: Parts) -> Strategy:
     return Autoregressive(config)
 
 
-def _jacobi(config: JacobiConfig, make_pool: MakePool) -> Strategy:
+def _jacobi(config: JacobiConfig, parts: Parts) -> Strategy:
     return Jacobi(config)
 
 
-def _prompt_lookup(config: PromptLookupConfig, make_pool: MakePool) -> Strategy:
+def _prompt_lookup(config: PromptLookupConfig, parts: Parts) -> Strategy:
     return PromptLookup(config)
 
 
@@ -88,11 +97,16 @@ def _exact_match(config: ExactMatchConfig) -> Verifier:
     return ExactMatchVerifier()
 
 
+def _rejection(config: RejectionConfig) -> Verifier:
+    return RejectionVerifier()
+
+
 @hookimpl
 def decodekit_register_strategies() -> list[Component]:
-    """Return the four strategies."""
+    """Return the strategies."""
     return [
         Component("autoregressive", AutoregressiveConfig, _autoregressive),
+        Component("draft_model", DraftModelConfig, DraftModel),
         Component("jacobi", JacobiConfig, _jacobi),
         Component("lookahead", LookaheadConfig, Lookahead),
         Component("prompt_lookup", PromptLookupConfig, _prompt_lookup),
@@ -119,5 +133,8 @@ def decodekit_register_adapters() -> list[Component]:
 
 @hookimpl
 def decodekit_register_verifiers() -> list[Component]:
-    """Return the verifier for deterministic drafts."""
-    return [Component("exact_match", ExactMatchConfig, _exact_match)]
+    """Return the verifiers."""
+    return [
+        Component("exact_match", ExactMatchConfig, _exact_match),
+        Component("rejection", RejectionConfig, _rejection),
+    ]

@@ -1,8 +1,8 @@
 """The command line: ``decodekit strategy=lookahead model=smollm2-135m prompt="..."``.
 
 Answers go to standard output, everything else to standard error. Exit codes: 0 for success, 1 for
-an error at run time or texts that differ under ``compare=true``, 2 for a mistake in the settings,
-130 after Ctrl-C.
+an error at run time, texts that differ under ``compare=true`` or a defect under ``job=verify``,
+2 for a mistake in the settings, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from decodekit import __version__
 from decodekit.errors import ConfigError, DecodekitError
+from decodekit.signals import exit_code, termination_raises
 
 if TYPE_CHECKING:
     from decodekit.config import RunConfig
@@ -34,11 +35,18 @@ what to decode
   chat=true|false        use the model's chat template (default: if it has one)
   max_new_tokens=N       most tokens of the answer (256)
   stop=TEXT              end before this text (a newline is $'\\n'); stop=[a,b] for several
+  stop_token_ids=[2,7]   end with one of these tokens; [[5,7]] is a run of them
+  constraint.regex=TEXT  the whole answer matches this regular expression
+  constraint.json_schema=FILE   the whole answer is JSON that satisfies this schema
 how
   strategy=NAME          {strategy}
   strategy.KEY=VALUE     its settings: {settings}
   sampling=NAME          greedy, or sample with sampling.temperature, .top_k, .top_p, .min_p
+                         .repetition_penalty, .presence_penalty, .frequency_penalty,
+                         .no_repeat_ngram_size, .min_new_tokens, .bad_words, .logit_bias,
+                         .suppress_tokens
   seed=N                 the same seed gives the same text, whatever the strategy
+  verifier=NAME          {verifier}
 with what
   model=NAME             {model}
                          or a directory, or owner/name on the hub
@@ -50,8 +58,11 @@ with what
 output
   format=text|json       stream the text, or print one JSON object at the end
   compare=true           run autoregressive too; compare speed and tokens
-  job=generate|bench     bench compares bench.strategies on bench.prompts, a file of JSON lines
-                         with a prompt, turns, messages or input_ids each
+  logprobs=K             with format=json: log-probabilities, and the K most probable tokens
+  job=bench              compare bench.strategies on bench.prompts, a file of JSON lines with a
+                         prompt, turns, messages or input_ids each
+  job=verify             compare the tokens with autoregressive decoding, on verify.prompts or the
+                         prompt: equal, a numerical tie, or a defect
 
   --help, --version, --cfg (print the settings and exit)
 """
@@ -66,15 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A terminal that cannot show a character gets a replacement, not an exception.
         sys.stdout.reconfigure(errors="replace")
     try:
-        code = _dispatch(args)
-        sys.stdout.flush()
-        return code
+        with termination_raises():
+            code = _dispatch(args)
+            sys.stdout.flush()
+            return code
     except ConfigError as error:
         return _fail(error, code=2)
     except DecodekitError as error:
         return _fail(error, code=1)
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as interruption:
+        return exit_code(interruption)
     except BrokenPipeError:
         # Whoever read our output has closed it; there is nobody to tell.
         _drop_output()
@@ -114,6 +126,10 @@ def _run(config: RunConfig) -> int:
         from decodekit.bench.run import run_bench
 
         return run_bench(config)
+    if config.job == "verify":
+        from decodekit.certify import run_verify
+
+        return run_verify(config)
     from decodekit.generate import run_generate
 
     return run_generate(config)
@@ -125,7 +141,9 @@ def _help() -> str:
     from decodekit.compose import group_options
     from decodekit.strategies.lookahead import LookaheadConfig
 
-    names = {group: ", ".join(group_options(group)) for group in ("strategy", "backend")}
+    names = {
+        group: ", ".join(group_options(group)) for group in ("strategy", "backend", "verifier")
+    }
     models = group_options("model")
     half = (len(models) + 1) // 2
     indent = ",\n" + " " * 25

@@ -21,13 +21,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from decodekit.config import BenchConfig, ModelConfig, RunConfig
+from decodekit.config import BenchConfig, ConstraintConfig, ModelConfig, RunConfig, VerifyConfig
 from decodekit.errors import ConfigError, nearest
 from decodekit.params import SamplingParams
 from decodekit.plugins import registry
 from decodekit.schemas import GROUPS, hydra_session
 
 __all__ = ["compose_config", "compose_mapping", "group_options", "to_yaml"]
+
+_SECTIONS = {"bench": BenchConfig, "verify": VerifyConfig, "constraint": ConstraintConfig}
 
 _LITERAL = (
     "prompt",
@@ -38,6 +40,9 @@ _LITERAL = (
     "model.revision",
     "bench.prompts",
     "bench.output",
+    "verify.prompts",
+    "constraint.regex",
+    "constraint.json_schema",
 )
 """Keys whose text is taken as it is: a prompt or a path must not be read as Hydra's grammar."""
 
@@ -185,6 +190,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
                 values[key] = override.value()
         try:
             config = compose("config", overrides=choices)
+            OmegaConf.set_struct(config.sampling.logit_bias, False)  # any token may be a key
             for key, value in values.items():
                 _check_key(config, key)
                 group, _, last = key.rpartition(".")
@@ -242,6 +248,8 @@ def _check_key(config: DictConfig, dotted: str) -> None:
         where = ".".join(parts[:depth])
         if not isinstance(node, DictConfig):
             raise ConfigError(f"{where!r} has no settings inside it", key=dotted)
+        if OmegaConf.is_struct(node) is False:
+            return
         if part not in node:
             inside = f" in {where!r}" if where else ""
             raise ConfigError(
@@ -277,7 +285,8 @@ def _to_dataclass(config: Any) -> RunConfig:
         else:
             schema = ModelConfig if group == "model" else SamplingParams
         settings[group] = schema(**values)
-    settings["bench"] = BenchConfig(**settings["bench"])
+    for name, kind_of in _SECTIONS.items():
+        settings[name] = kind_of(**settings[name])
     return RunConfig(**settings)
 
 

@@ -13,7 +13,14 @@ from decodekit.errors import ConfigError, require_at_least
 from decodekit.params import SamplingParams
 from decodekit.strategies.lookahead import LookaheadConfig
 
-__all__ = ["BenchConfig", "DecoderConfig", "ModelConfig", "RunConfig"]
+__all__ = [
+    "BenchConfig",
+    "ConstraintConfig",
+    "DecoderConfig",
+    "ModelConfig",
+    "RunConfig",
+    "VerifyConfig",
+]
 
 
 @dataclass(kw_only=True)
@@ -90,7 +97,7 @@ class BenchConfig:
     """Settings of ``job=bench``.
 
     Attributes:
-        prompts: A file of JSON lines; see ``decodekit.bench.prompts``.
+        prompts: A file of JSON lines; see ``decodekit.prompt_files``.
         limit: Prompts taken of each category; 0 takes all.
         strategies: What is compared: names, or mappings with a ``name`` and settings.
         baselines: Of ``greedy`` and ``prompt_lookup``: transformers' own ``generate`` in the same
@@ -114,18 +121,65 @@ class BenchConfig:
 
 
 @dataclass(kw_only=True)
+class VerifyConfig:
+    """Settings of ``job=verify``.
+
+    Attributes:
+        prompts: A file of JSON lines; see ``decodekit.prompt_files``. None takes the prompt.
+        limit: Prompts taken of each category; 0 takes all.
+        tolerance: The largest gap of a tie; None takes that of the dtype, see
+            ``decodekit.certificate``.
+        backend: The backend of the autoregressive reference; None for the same.
+    """
+
+    prompts: str | None = None
+    limit: int = 0
+    tolerance: float | None = None
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(self.limit, 0, key="verify.limit")
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise ConfigError("tolerance must be 0 or more", key="verify.tolerance")
+
+
+@dataclass(kw_only=True)
+class ConstraintConfig:
+    """What the whole answer has to be; one of them, or neither.
+
+    Attributes:
+        regex: A regular expression that it matches.
+        json_schema: A JSON schema that it satisfies, or the name of a file with one.
+    """
+
+    regex: str | None = None
+    json_schema: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.regex is not None and self.json_schema is not None:
+            raise ConfigError(
+                "give constraint.regex or constraint.json_schema, not both", key="constraint"
+            )
+
+
+@dataclass(kw_only=True)
 class RunConfig(DecoderConfig):
     """The settings of the command line: a decoder's, and what to do with it.
 
     Attributes:
-        job: ``generate`` or ``bench``.
+        job: ``generate``, ``bench`` or ``verify``.
         seed: Seed of the sampling.
         prompt: The prompt; ``-`` reads standard input.
         prompt_file: A file to read the prompt from.
         stop: Strings that end the answer.
+        stop_token_ids: Token ids, or runs of them, that end the answer.
+        logprobs: Report the log-probability of every new token, and those of so many of the most
+            probable ones; needs ``format=json``.
+        constraint: What the whole answer has to be.
         format: ``text`` streams the answer; ``json`` prints one object at the end.
         compare: Run ``autoregressive`` as well and compare tokens and speed.
         bench: Settings of ``job=bench``.
+        verify: Settings of ``job=verify``.
     """
 
     job: str = "generate"
@@ -133,15 +187,26 @@ class RunConfig(DecoderConfig):
     prompt: str | None = None
     prompt_file: str | None = None
     stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[Any] = field(default_factory=list)
+    logprobs: int | None = None
+    constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
     format: str = "text"
     compare: bool = False
     bench: BenchConfig = field(default_factory=BenchConfig)
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
 
     def __post_init__(self) -> None:
         DecoderConfig.__post_init__(self)
-        for key, choices in (("job", ("generate", "bench")), ("format", ("text", "json"))):
+        for key, choices in (
+            ("job", ("generate", "bench", "verify")),
+            ("format", ("text", "json")),
+        ):
             value = getattr(self, key)
             if value not in choices:
                 raise ConfigError(
                     f"{key} must be {' or '.join(choices)}, not {value!r}", key=key, value=value
                 )
+        if self.logprobs is not None:
+            require_at_least(self.logprobs, 0, key="logprobs")
+            if self.format != "json":
+                raise ConfigError("logprobs need format=json to be shown", key="logprobs")

@@ -17,10 +17,10 @@ from decodekit.factory import (
     prepare_execution,
 )
 from decodekit.foreign import check_streamer
-from decodekit.interfaces import ModelAdapter, Strategy, Verifier
+from decodekit.interfaces import ModelAdapter, NeedsTarget, Strategy, Verifier
 from decodekit.loop import StepRecord, decode
 from decodekit.params import SamplingParams
-from decodekit.prompts import Prompt, is_batch
+from decodekit.prompts import Prompt, encode_prompt, is_batch
 from decodekit.request import Request, prepare, request_of
 from decodekit.result import GenerationResult
 from decodekit.runner import LocalRunner
@@ -67,6 +67,8 @@ class Decoder:
         self.adapter = adapter
         self.tokenizer = tokenizer
         self.strategy = strategy
+        if isinstance(strategy, NeedsTarget):
+            strategy.attach(adapter, tokenizer)
         self.verifier = verifier or build_verifier("exact_match")
         self.sampling = sampling or SamplingParams()
         self.max_new_tokens = max_new_tokens
@@ -163,13 +165,18 @@ class Decoder:
         prepare_execution(model, execution)  # last: it changes the model
         return decoder
 
-    def with_strategy(self, strategy: Any) -> Decoder:
-        """Return a decoder over the same model with another strategy."""
+    def with_strategy(self, strategy: Any, *, verifier: Any = None) -> Decoder:
+        """Return a decoder over the same model with another strategy.
+
+        Args:
+            strategy: As in ``from_model``.
+            verifier: A registered name or a settings dataclass; None for the same as here.
+        """
         return Decoder(
             self.adapter,
             self.tokenizer,
             strategy=build_strategy(strategy),
-            verifier=self.verifier,
+            verifier=self.verifier if verifier is None else build_verifier(verifier),
             sampling=self.sampling,
             max_new_tokens=self.max_new_tokens,
             prefill_chunk=self.prefill_chunk,
@@ -208,11 +215,11 @@ class Decoder:
         answers = []
         for number, one in enumerate(prompt):
             try:
-                answers.append(self._prepare(one, options))
+                answers.append(self.begin(one, **options))
             except DecodekitError as error:
                 error.args = (f"prompt {number} of the batch: {error}",)
                 raise
-        for records in self._decode(answers):
+        for records in self.steps(answers):
             for record in records:
                 answers[record.sequence].add(record)
         return [answer.result for answer in answers]
@@ -240,12 +247,31 @@ class Decoder:
         """
         if streamer is not None:
             check_streamer(streamer)
-        answer = self._prepare(prompt, options)
+        answer = self.begin(prompt, **options)
         return GenerationStream(
-            answer, lambda cancelled: self._decode([answer], cancelled), streamer=streamer
+            answer, lambda cancelled: self.steps([answer], cancelled), streamer=streamer
         )
 
-    def _prepare(self, prompt: Prompt | Request, options: Mapping[str, Any]) -> Answer:
+    def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
+        """Return the token ids of a prompt.
+
+        Args:
+            prompt: Text, token ids or chat messages.
+            chat: Whether text is wrapped in the chat template; None as the decoder has it.
+
+        Raises:
+            GenerationError: The prompt is empty, has an unknown token, or is too long.
+        """
+        return encode_prompt(
+            prompt,
+            self.tokenizer,
+            chat=self.chat if chat is None else chat,
+            vocab_size=self.adapter.vocab_size,
+            max_positions=self.adapter.max_positions,
+        )
+
+    def begin(self, prompt: Prompt | Request, **options: Any) -> Answer:
+        """Return an empty answer to be decoded by ``steps``; the arguments are ``stream``'s."""
         return prepare(
             request_of(prompt, options, self.sampling),
             self.adapter,
@@ -256,10 +282,16 @@ class Decoder:
             chat=self.chat,
         )
 
-    def _decode(
+    def steps(
         self, answers: Sequence[Answer], cancelled: Callable[[], bool] = lambda: False
     ) -> Generator[list[StepRecord], None, None]:
-        """Yield the steps of a batch on a runner that no other request uses meanwhile."""
+        """Decode answers together, one forward pass a step; see ``loop.decode``.
+
+        Args:
+            answers: Made by ``begin``; each must be given its records by ``Answer.add``.
+            cancelled: Asked between passes whether to give up.
+        """
+        # No other request uses the runner meanwhile.
         try:
             runner = self._idle.pop()
         except IndexError:

@@ -100,7 +100,7 @@ def build_strategy(settings: Any) -> Strategy:
     if isinstance(settings, Strategy):
         return settings
     component, config = _configured("strategy", settings)
-    strategy: Strategy = component.build(config, _make_pool)
+    strategy: Strategy = component.build(config, _Parts())
     return strategy
 
 
@@ -132,11 +132,25 @@ def build_verifier(settings: Any) -> Verifier:
     return verifier
 
 
-def _make_pool(name: str, *, per_key: int, max_keys: int) -> NGramPool:
-    """Return a fresh pool by name; see ``Component.build``."""
-    component = registry().get("pool", name)
-    pool: NGramPool = component.build(component.config(per_key=per_key, max_keys=max_keys))
-    return pool
+class _Parts:
+    """The ``Parts`` of this process: components of the registry, models like the decoder's."""
+
+    def new_pool(self, name: str, *, per_key: int, max_keys: int) -> NGramPool:
+        """Return a fresh pool by name; see ``Parts.new_pool``."""
+        component = registry().get("pool", name)
+        pool: NGramPool = component.build(component.config(per_key=per_key, max_keys=max_keys))
+        return pool
+
+    def load_model(self, model: Any, *, backend: str) -> tuple[ModelAdapter, Any]:
+        """Return a further model and its tokenizer; see ``Parts.load_model``."""
+        if not isinstance(model, (str, Mapping)):
+            return build_adapter(model, backend=backend), None
+        from decodekit.compose import compose_mapping  # Hydra, only where it is needed
+
+        config = compose_mapping({"model": model, "backend": backend})
+        loaded, tokenizer = load(config)
+        prepare_execution(loaded, config.execution)
+        return build_adapter(loaded, adapter=config.adapter, backend=config.backend), tokenizer
 
 
 def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:

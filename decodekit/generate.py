@@ -8,13 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from decodekit.config import RunConfig
+from decodekit.certificate import first_difference
+from decodekit.config import ConstraintConfig, RunConfig
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError
 from decodekit.result import GenerationResult
+from decodekit.signals import exit_code
 from decodekit.stream import GenerationStream
 
-__all__ = ["first_difference", "run_generate", "stats_record"]
+__all__ = ["read_prompt", "request_options", "run_generate", "stats_record"]
 
 
 def run_generate(config: RunConfig) -> int:
@@ -24,37 +26,30 @@ def run_generate(config: RunConfig) -> int:
         ConfigError: There is no prompt, or two.
         DecodekitError: The model cannot be loaded or the request fails.
     """
-    prompt = _read_prompt(config)
+    prompt = read_prompt(config)
     decoder = Decoder.from_config(config)
     if config.compare:
         # What torch prepares once in a process must not count for the one that runs first.
         decoder.generate(prompt, max_new_tokens=2)
-    stream = decoder.stream(prompt, stop=config.stop)
+    options = request_options(config)
+    stream = decoder.stream(prompt, **options)
     interrupted = _show(stream, quiet=config.format == "json")
     result = stream.result
     baseline: GenerationResult | None = None
     if config.compare and not interrupted:
         try:
-            plain = decoder.with_strategy("autoregressive")
-            baseline = plain.generate(prompt, stop=config.stop)
-        except KeyboardInterrupt:
-            interrupted = True  # what there is already is still printed
+            plain = decoder.with_strategy("autoregressive", verifier="exact_match")
+            baseline = plain.generate(prompt, **options)
+        except KeyboardInterrupt as interruption:
+            interrupted = exit_code(interruption)  # what there is already is still printed
     if config.format == "json":
         whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         print(json.dumps(_record(config, result, baseline), ensure_ascii=not whole), flush=True)
     else:
         _summarize(config, result, baseline)
     if interrupted:
-        return 130
+        return interrupted
     return 0 if baseline is None or baseline.tokens == result.tokens else 1
-
-
-def first_difference(left: list[int], right: list[int]) -> int | None:
-    """Return the first place where two runs of tokens differ; None if they are equal."""
-    for place, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return place
-    return None if len(left) == len(right) else min(len(left), len(right))
 
 
 def stats_record(result: GenerationResult) -> dict[str, Any]:
@@ -68,7 +63,39 @@ def stats_record(result: GenerationResult) -> dict[str, Any]:
     }
 
 
-def _read_prompt(config: RunConfig) -> str:
+def request_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options of a request that the settings name."""
+    return {
+        "stop": config.stop,
+        "stop_token_ids": config.stop_token_ids,
+        "logprobs": config.logprobs,
+        "constraint": _constraint(config.constraint),
+    }
+
+
+def _constraint(config: ConstraintConfig) -> dict[str, str] | None:
+    if config.regex is not None:
+        return {"regex": config.regex}
+    schema = config.json_schema
+    if schema is None:
+        return None
+    if not schema.lstrip().startswith("{"):
+        try:
+            schema = Path(schema).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(
+                f"cannot read the schema {schema}: {reason}", key="constraint.json_schema"
+            ) from error
+    return {"json_schema": schema}
+
+
+def read_prompt(config: RunConfig) -> str:
+    """Return the prompt that the settings name.
+
+    Raises:
+        ConfigError: There is none, there are two, or it cannot be read.
+    """
     if (config.prompt is None) == (config.prompt_file is None):
         raise ConfigError(
             'give a prompt: prompt="...", prompt=- for standard input, or prompt_file=PATH'
@@ -90,18 +117,17 @@ def _read_prompt(config: RunConfig) -> str:
     return str(config.prompt)
 
 
-def _show(stream: GenerationStream, *, quiet: bool) -> bool:
-    """Print the text as it becomes certain; return whether Ctrl-C ended it."""
-    shown = 0
-    interrupted = False
+def _show(stream: GenerationStream, *, quiet: bool) -> int:
+    """Print the text as it becomes certain; return the exit code if it was interrupted, else 0."""
+    shown = interrupted = 0
     try:
         for chunk in stream:
             if not quiet and chunk.text:
                 shown += len(chunk.text)
                 print(chunk.text, end="", flush=True)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         stream.close()
-        interrupted = True
+        interrupted = exit_code(interruption)
     if not quiet:
         # What was held back for a stop string that never came.
         print(stream.result.text[shown:], flush=True)
@@ -122,6 +148,8 @@ def _record(
         "strategy": asdict(config.strategy),
         "seed": config.sampling.seed,
     }
+    if result.logprobs is not None:
+        record["logprobs"] = [asdict(one) for one in result.logprobs]
     if baseline is not None:
         record["compare"] = {
             "autoregressive": stats_record(baseline),

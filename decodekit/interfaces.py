@@ -27,10 +27,11 @@ __all__ = [
     "AttentionBackend",
     "Budget",
     "KVCache",
-    "MakePool",
     "MaskBuilder",
     "ModelAdapter",
     "NGramPool",
+    "NeedsTarget",
+    "Parts",
     "Proposal",
     "Proposer",
     "StepOutcome",
@@ -189,8 +190,25 @@ class Strategy(Protocol):
 
 
 @runtime_checkable
+class NeedsTarget(Protocol):
+    """A strategy that has to know which model it guesses for."""
+
+    def attach(self, target: ModelAdapter, tokenizer: Any) -> None:
+        """Take note of the model and its tokenizer, which may be None; called by each decoder.
+
+        Raises:
+            ModelSupportError: The strategy cannot guess for this model.
+        """
+        ...
+
+
+@runtime_checkable
 class Verifier(Protocol):
-    """Decides which part of a proposal the model would have said itself."""
+    """Decides which part of a proposal the model would have said itself.
+
+    One that gives the model's distribution under sampling, but not the same tokens whatever the
+    proposal, has an attribute ``same_tokens = False``.
+    """
 
     def verify(self, proposal: Proposal, target: TargetTokens) -> Acceptance:
         """Return the accepted path and the run of tokens it yields."""
@@ -210,11 +228,20 @@ class NGramPool(Protocol):
         ...
 
 
-class MakePool(Protocol):
-    """Makes n-gram pools by name; handed to the builders of strategies."""
+class Parts(Protocol):
+    """What the builder of a strategy may ask for."""
 
-    def __call__(self, name: str, *, per_key: int, max_keys: int) -> NGramPool:
+    def new_pool(self, name: str, *, per_key: int, max_keys: int) -> NGramPool:
         """Return an empty pool ``name`` for ``per_key`` continuations of ``max_keys`` keys."""
+        ...
+
+    def load_model(self, model: Any, *, backend: str) -> tuple[ModelAdapter, Any]:
+        """Return a further model and its tokenizer, or None for one that has none.
+
+        Args:
+            model: What ``model=...`` takes, or a loaded model.
+            backend: The name of an attention backend.
+        """
         ...
 
 

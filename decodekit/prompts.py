@@ -30,7 +30,14 @@ def is_batch(prompt: Any) -> bool:
     )
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int) -> list[int]:
+def encode_prompt(
+    prompt: Prompt,
+    tokenizer: Any,
+    *,
+    chat: bool,
+    vocab_size: int,
+    max_positions: int | None = None,
+) -> list[int]:
     """Return the token ids of a prompt.
 
     Args:
@@ -38,10 +45,11 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int
         tokenizer: A ``transformers`` tokenizer; None if there is none and ids are given.
         chat: Whether text is wrapped in the chat template as one message of the user.
         vocab_size: V; ids must be below it.
+        max_positions: Positions that the model has; None if there is no limit.
 
     Raises:
-        GenerationError: The prompt is empty, an id is out of range, or there is no tokenizer or
-            no chat template for what was given.
+        GenerationError: The prompt is empty or leaves no room for an answer, an id is out of range,
+            or there is no tokenizer or no chat template for what was given.
     """
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, chat=chat)
@@ -66,6 +74,11 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, *, chat: bool, vocab_size: int
             )
     if not ids:
         raise GenerationError("the prompt is empty; give some text or at least one token id")
+    if max_positions is not None and len(ids) >= max_positions:
+        raise GenerationError(
+            f"the prompt has {len(ids)} tokens and the model's context is {max_positions}; "
+            "shorten the prompt to leave room for an answer"
+        )
     return ids
 
 

@@ -24,8 +24,7 @@ class Component:
             schema and the first argument of ``build``.
         build: Makes the component. Called as
 
-            * strategy: ``build(config, make_pool)``, a ``Strategy``; ``make_pool(name, per_key=...,
-              max_keys=...)`` returns an ``NGramPool``
+            * strategy: ``build(config, parts)``, a ``Strategy``; see ``interfaces.Parts``
             * pool: ``build(config)``, an ``NGramPool``
             * backend: ``build(config)``, an ``AttentionBackend``
             * adapter: ``build(config, model, backend)``, a ``ModelAdapter``

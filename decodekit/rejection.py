@@ -75,6 +75,8 @@ class RejectionVerifier:
     different texts of one distribution. Under greedy decoding the text is the greedy one.
     """
 
+    same_tokens = False
+
     def verify(self, proposal: Proposal, target: TargetTokens) -> Acceptance:
         """Return the accepted path and its tokens, the bonus last; see ``Verifier.verify``."""
         tree = proposal.tree

@@ -116,13 +116,14 @@ def prepare(
     started = time.perf_counter()
     chat = chat if request.chat is None else request.chat
     params = request.sampling or SamplingParams()
-    prompt = encode_prompt(request.prompt, tokenizer, chat=chat, vocab_size=adapter.vocab_size)
     limit = adapter.max_positions
-    if limit is not None and len(prompt) >= limit:
-        raise GenerationError(
-            f"the prompt has {len(prompt)} tokens and the model's context is {limit}; "
-            "shorten the prompt to leave room for an answer"
-        )
+    prompt = encode_prompt(
+        request.prompt,
+        tokenizer,
+        chat=chat,
+        vocab_size=adapter.vocab_size,
+        max_positions=limit,
+    )
     if request.logprobs is not None:
         require_at_least(request.logprobs, 0, key="logprobs")
     sequences = _token_runs(request.stop_token_ids, adapter.vocab_size)

@@ -26,6 +26,7 @@ __all__ = [
     "GreedySampler",
     "PositionSampler",
     "Sampler",
+    "draw",
     "make_sampler",
     "require_finite",
     "uniform",
@@ -92,15 +93,8 @@ class PositionSampler:
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return one draw per row; see ``Sampler.choose``."""
-        probs = warp(logits, self.params)
-        # Float64 sums in order of the token ids: tiny differences between two runs of a model move
-        # the borders by as little, and never swap two tokens of nearly the same probability.
-        cdf = probs.double().cumsum(dim=-1)
-        draws = [uniform(self.params.seed, position) for position in positions]
-        wanted = torch.tensor(draws, dtype=torch.float64, device=cdf.device) * cdf[:, -1]
-        # The first token whose cumulative sum is above the draw has probability above 0.
-        tokens = torch.searchsorted(cdf, wanted[:, None], right=True).squeeze(-1)
-        return tokens.tolist()
+        draws = [uniform(self.seed, position) for position in positions]
+        return draw(warp(logits, self.params), draws)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the warped distribution; see ``Sampler.probabilities``."""
@@ -126,6 +120,22 @@ def uniform(seed: int, position: int, *, stream: int = 0, draw: int = 0) -> floa
     counter = position + (draw << 64) + (stream << 128)
     bits = int(np.random.Philox(key=seed, counter=counter).random_raw())
     return (bits >> 11) * 2.0**-53
+
+
+def draw(probs: Tensor, numbers: Sequence[float]) -> list[int]:
+    """Return the token at a number of each row's cumulative distribution, length R.
+
+    Args:
+        probs: [R, V]; rows need not sum to 1. A token of probability 0 is never returned.
+        numbers: One in [0, 1) for each row, length R.
+    """
+    # Float64 sums in order of the token ids: tiny differences between two runs of a model move
+    # the borders by as little, and never swap two tokens of nearly the same probability.
+    cdf = probs.double().cumsum(dim=-1)
+    wanted = torch.tensor(numbers, dtype=torch.float64, device=cdf.device) * cdf[:, -1]
+    # The first token whose cumulative sum is above the number has probability above 0.
+    tokens = torch.searchsorted(cdf, wanted[:, None], right=True).squeeze(-1)
+    return tokens.tolist()
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -62,8 +62,8 @@ def test_compare_fails_where_the_tokens_differ(
 ) -> None:
     keep = Decoder.with_strategy
 
-    def other(self: Decoder, strategy: object) -> Decoder:
-        decoder = keep(self, strategy)
+    def other(self: Decoder, strategy: object, **options: object) -> Decoder:
+        decoder = keep(self, strategy, **options)
         decoder.sampling.temperature = 5.0
         return decoder
 
@@ -242,7 +242,7 @@ def test_bench_mistakes(
     for extra, message in (
         ("bench.baselines=[gredy]", "unknown baseline 'gredy': did you mean 'greedy'"),
         ("bench.strategies=[lookahed]", "unknown strategy 'lookahed'"),
-        ("sampling=sample", "a benchmark is greedy"),
+        ("sampling=sample", "a benchmark is plain greedy"),
     ):
         code, _, err = run(capsys, *common, extra)
         assert code == 2

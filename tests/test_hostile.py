@@ -205,7 +205,10 @@ def test_a_bench_that_cannot_start_leaves_the_old_output(
     (tmp_path / "out.jsonl").write_text("precious", encoding="utf-8")
     long = {"id": "long", "input_ids": [5] * 128}
     assert bench(checkpoint, tmp_path, {"input_ids": [5]}, long) == 2
-    assert "prompt 'long' has 128 tokens and the model's context is 128" in capsys.readouterr().err
+    assert (
+        "prompt 'long': the prompt has 128 tokens and the model's context is 128"
+        in capsys.readouterr().err
+    )
     assert bench(checkpoint, tmp_path, {"id": "x", "input_ids": [99]}) == 2
     assert "prompt 'x': token id 99" in capsys.readouterr().err
     assert bench(checkpoint, tmp_path, {"input_ids": [5]}, extra=["max_new_tokens=0"]) == 2

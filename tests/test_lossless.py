@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodekit import Decoder
-from decodekit.generate import first_difference
+from decodekit.certificate import first_difference
 from decodekit.params import SamplingParams
 from decodekit.sampling import PositionSampler
 from tests.tiny import VOCABULARY, greedy_loop, logits_after, random_prompt, tiny_model

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from decodekit.bench.measurement import Measurement
+from decodekit.table import render_table
 
 __all__ = ["render"]
 
@@ -58,17 +59,4 @@ def _table(title: str, measurements: Sequence[Measurement]) -> str:
                 f"{sum(m.equal for m in own)}/{len(own)}",
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "| "
-        + " | ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        + " |"
-        for row in rows
-    ]
-    rule = (
-        "|" + "|".join("-" * (w + 1) + ("-" if c == 0 else ":") for c, w in enumerate(widths)) + "|"
-    )
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return render_table(rows)

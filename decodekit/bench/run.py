@@ -15,13 +15,13 @@ import torch
 
 from decodekit.bench.contenders import baseline, check_baseline, strategy
 from decodekit.bench.measurement import Measurement, measure
-from decodekit.bench.prompts import BenchPrompt, read_prompts
 from decodekit.bench.report import render
 from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError, GenerationError, require_at_least
 from decodekit.factory import load
-from decodekit.prompts import encode_prompt
+from decodekit.prompt_files import FilePrompt, read_prompts
+from decodekit.signals import exit_code
 
 __all__ = ["run_bench"]
 
@@ -38,10 +38,10 @@ def run_bench(config: RunConfig) -> int:
     bench = config.bench
     if bench.prompts is None:
         raise ConfigError("give prompts: bench.prompts=FILE.jsonl", key="bench.prompts")
-    if config.sampling.temperature > 0:
-        raise ConfigError("a benchmark is greedy; use sampling=greedy", key="sampling")
+    if config.sampling.temperature > 0 or config.sampling.changes_logits:
+        raise ConfigError("a benchmark is plain greedy; use sampling=greedy", key="sampling")
     require_at_least(config.max_new_tokens, 1, key="max_new_tokens")
-    prompts = read_prompts(bench.prompts, limit=bench.limit)
+    prompts = read_prompts(bench.prompts, limit=bench.limit, key="bench.prompts")
     for name in bench.baselines:
         check_baseline(name)
     if bench.output is not None:
@@ -61,7 +61,7 @@ def run_bench(config: RunConfig) -> int:
     measurements: list[Measurement] = []
     header = {"header": _header(config, decoder)}
     total = len(encoded) * len(contenders) * bench.repeats
-    interrupted = False
+    interrupted = 0
     try:
         for measurement in measure(
             contenders, encoded, max_new_tokens=config.max_new_tokens, repeats=bench.repeats
@@ -73,37 +73,24 @@ def run_bench(config: RunConfig) -> int:
                 record = asdict(measurement)
                 _write(bench.output, [header, record] if first else [record], first=first)
             print(f"\r{len(measurements)} of {total}", end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        interrupted = True
+    except KeyboardInterrupt as interruption:
+        interrupted = exit_code(interruption)
         print("\ninterrupted; what follows is what was measured until then", file=sys.stderr)
     finally:
         print(file=sys.stderr)
         print(render(measurements))
     if interrupted:
-        return 130
+        return interrupted
     ours = {contender.name for contender in contenders[: len(bench.strategies)]}
     return int(any(m.contender in ours and not m.equal for m in measurements))
 
 
-def _encode(prompt: BenchPrompt, decoder: Decoder) -> list[int]:
+def _encode(prompt: FilePrompt, decoder: Decoder) -> list[int]:
     """Return a prompt's token ids, or say which prompt cannot be run."""
-    adapter = decoder.adapter
     try:
-        ids = encode_prompt(
-            prompt.prompt,
-            decoder.tokenizer,
-            chat=prompt.chat and bool(decoder.chat),
-            vocab_size=adapter.vocab_size,
-        )
+        return decoder.encode(prompt.prompt, chat=prompt.chat and decoder.chat)
     except GenerationError as error:
         raise ConfigError(f"prompt {prompt.id!r}: {error}", key="bench.prompts") from error
-    if adapter.max_positions is not None and len(ids) >= adapter.max_positions:
-        raise ConfigError(
-            f"prompt {prompt.id!r} has {len(ids)} tokens and the model's context is "
-            f"{adapter.max_positions}; leave it out",
-            key="bench.prompts",
-        )
-    return ids
 
 
 def _header(config: RunConfig, decoder: Decoder) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decodekit.errors import require_at_least
-from decodekit.interfaces import Budget, MakePool, NGramPool, Proposal, StepOutcome
+from decodekit.interfaces import Budget, NGramPool, Parts, Proposal, StepOutcome
 from decodekit.params import SamplingParams
 from decodekit.strategies.window import JacobiWindow
 from decodekit.tree import ROOT, TokenTree
@@ -65,12 +65,12 @@ class Lookahead:
 
     Args:
         config: The settings.
-        make_pool: Makes an n-gram pool from its name, ``per_key`` and ``max_keys``.
+        parts: Makes the n-gram pools.
     """
 
-    def __init__(self, config: LookaheadConfig, make_pool: MakePool) -> None:
+    def __init__(self, config: LookaheadConfig, parts: Parts) -> None:
         self.config = config
-        self._make_pool = make_pool
+        self._parts = parts
         window = config.window_size * (config.ngram_size - 1) - 1
         self.max_nodes = window + config.max_candidates * (config.ngram_size - 1)
         self._new_pool()  # an unknown pool is refused now, not by the first request
@@ -81,7 +81,9 @@ class Lookahead:
 
     def _new_pool(self) -> NGramPool:
         config = self.config
-        return self._make_pool(config.pool, per_key=config.max_candidates, max_keys=config.max_keys)
+        return self._parts.new_pool(
+            config.pool, per_key=config.max_candidates, max_keys=config.max_keys
+        )
 
 
 class LookaheadProposer:

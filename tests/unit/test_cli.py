@@ -39,7 +39,10 @@ def test_help_lists_what_is_installed(flag: str, capsys: pytest.CaptureFixture[s
     assert main(["seed=1", flag]) == 0
     text = capsys.readouterr().out
     assert text.startswith("decodekit [key=value ...]: ")
-    assert "strategy=NAME          autoregressive, jacobi, lookahead, prompt_lookup\n" in text
+    assert (
+        "strategy=NAME          autoregressive, draft_model, jacobi, lookahead, prompt_lookup\n"
+        in text
+    )
     assert "backend=NAME           eager, sdpa\n" in text
     for model in ("llama2-7b", "qwen2.5-0.5b", "smollm2-135m", "local"):
         assert model in text

@@ -341,7 +341,7 @@ def test_built_ins_and_files_are_the_same_names() -> None:
         ),
         ("sampling.top_p=2", "top_p must be in (0, 1], not 2.0", "top_p"),
         ("bench.repeats=0", "repeats must be 1 or more, not 0", "bench.repeats"),
-        ("job=train", "job must be generate or bench, not 'train'", "job"),
+        ("job=train", "job must be generate or bench or verify, not 'train'", "job"),
         ("device=${nope}", "device: Interpolation key 'nope' not found", "device"),
     ],
 )

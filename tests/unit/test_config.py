@@ -44,7 +44,7 @@ def test_settings_are_given_by_name() -> None:
         (DecoderConfig, "max_new_tokens", -1, "max_new_tokens must be 0 or more, not -1"),
         (DecoderConfig, "prefill_chunk", 0, "prefill_chunk must be 1 or more, not 0"),
         (RunConfig, "max_new_tokens", -5, "max_new_tokens must be 0 or more, not -5"),
-        (RunConfig, "job", "train", "job must be generate or bench, not 'train'"),
+        (RunConfig, "job", "train", "job must be generate or bench or verify, not 'train'"),
         (RunConfig, "format", "yaml", "format must be text or json, not 'yaml'"),
     ],
 )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from decodekit.bench.prompts import BenchPrompt, read_prompts
 from decodekit.errors import ConfigError
+from decodekit.prompt_files import FilePrompt, read_prompts
 
 
 def write(path: Path, *records: Any) -> str:
@@ -21,32 +21,35 @@ def write(path: Path, *records: Any) -> str:
 @pytest.mark.parametrize(
     ("record", "prompt"),
     [
-        ({"prompt": "hi"}, BenchPrompt("1", "all", "hi", True)),
-        ({"input_ids": [1, 2]}, BenchPrompt("1", "all", [1, 2], True)),
-        ({"turns": ["one", "two"]}, BenchPrompt("1", "all", "one", True)),
+        ({"prompt": "hi"}, FilePrompt("1", "all", "hi", True)),
+        ({"input_ids": [1, 2]}, FilePrompt("1", "all", [1, 2], True)),
+        ({"turns": ["one", "two"]}, FilePrompt("1", "all", "one", True)),
         (
             {"messages": [{"role": "user", "content": "hi"}]},
-            BenchPrompt("1", "all", [{"role": "user", "content": "hi"}], True),
+            FilePrompt("1", "all", [{"role": "user", "content": "hi"}], True),
         ),
         (
             {"id": 7, "task": "code", "kind": "completion", "prompt": "def f("},
-            BenchPrompt("7", "code", "def f(", False),
+            FilePrompt("7", "code", "def f(", False),
         ),
         (
             {"id": "q-1", "category": "math", "kind": "chat", "prompt": "2+2"},
-            BenchPrompt("q-1", "math", "2+2", True),
+            FilePrompt("q-1", "math", "2+2", True),
         ),
-        ({"task": "a", "category": "b", "prompt": "x"}, BenchPrompt("1", "a", "x", True)),
-        ({"input_ids": [1], "prompt": "x"}, BenchPrompt("1", "all", [1], True)),
+        ({"task": "a", "category": "b", "prompt": "x"}, FilePrompt("1", "a", "x", True)),
+        ({"input_ids": [1], "prompt": "x"}, FilePrompt("1", "all", [1], True)),
     ],
 )
-def test_every_form_of_a_prompt(tmp_path: Path, record: Any, prompt: BenchPrompt) -> None:
-    assert read_prompts(write(tmp_path, record)) == [prompt]
+def test_every_form_of_a_prompt(tmp_path: Path, record: Any, prompt: FilePrompt) -> None:
+    assert read_prompts(write(tmp_path, record), key="bench.prompts") == [prompt]
 
 
 def test_prompts_without_an_id_are_numbered_by_their_line(tmp_path: Path) -> None:
     path = write(tmp_path, {"prompt": "a"}, "", "  ", {"prompt": "b"})
-    assert [(p.id, p.prompt) for p in read_prompts(path)] == [("1", "a"), ("4", "b")]
+    assert [(p.id, p.prompt) for p in read_prompts(path, key="bench.prompts")] == [
+        ("1", "a"),
+        ("4", "b"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,14 +57,14 @@ def test_prompts_without_an_id_are_numbered_by_their_line(tmp_path: Path) -> Non
 )
 def test_a_limit_is_of_each_category(tmp_path: Path, limit: int, ids: str) -> None:
     path = write(tmp_path, *({"task": task, "prompt": "x"} for task in "abaab"))
-    assert " ".join(p.id for p in read_prompts(path, limit=limit)) == ids
+    assert " ".join(p.id for p in read_prompts(path, limit=limit, key="bench.prompts")) == ids
 
 
 def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
     """Inside a JSON string other line separators of Unicode are ordinary characters."""
     text = "one\u2028two\u0085three\u000cfour"
     path = write(tmp_path, {"prompt": text}, {"prompt": "next"})
-    assert [p.prompt for p in read_prompts(path)] == [text, "next"]
+    assert [p.prompt for p in read_prompts(path, key="bench.prompts")] == [text, "next"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
     path = write(tmp_path, {"prompt": "fine"}, line)
     with pytest.raises(ConfigError) as caught:
-        read_prompts(path)
+        read_prompts(path, key="bench.prompts")
     assert str(caught.value) == (f"line 2 of {path} needs input_ids, messages, turns or prompt")
     assert caught.value.key == "bench.prompts"
 
@@ -92,14 +95,14 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
 def test_a_file_without_prompts_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path, "")
     with pytest.raises(ConfigError) as caught:
-        read_prompts(path)
+        read_prompts(path, key="bench.prompts")
     assert str(caught.value) == f"{path} holds no prompts"
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     path = str(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError) as caught:
-        read_prompts(path)
+        read_prompts(path, key="bench.prompts")
     assert str(caught.value) == f"cannot read the prompts in {path}: No such file or directory"
     assert caught.value.key == "bench.prompts"
 
@@ -108,5 +111,5 @@ def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "\xff\xfe"}\n')
     with pytest.raises(ConfigError, match="cannot read the prompts in") as caught:
-        read_prompts(str(path))
+        read_prompts(str(path), key="bench.prompts")
     assert caught.value.key == "bench.prompts"

@@ -10,11 +10,11 @@ from typing import Any
 from decodekit.errors import ConfigError
 from decodekit.prompts import Prompt
 
-__all__ = ["BenchPrompt", "read_prompts"]
+__all__ = ["FilePrompt", "read_prompts"]
 
 
 @dataclass(frozen=True, slots=True)
-class BenchPrompt:
+class FilePrompt:
     """One prompt of a file.
 
     Attributes:
@@ -30,7 +30,7 @@ class BenchPrompt:
     chat: bool
 
 
-def read_prompts(path: str, *, limit: int = 0) -> list[BenchPrompt]:
+def read_prompts(path: str, *, limit: int = 0, key: str) -> list[FilePrompt]:
     """Read prompts from JSON lines.
 
     A line holds ``input_ids`` (token ids), ``turns`` (texts of the user, the first is taken),
@@ -39,6 +39,7 @@ def read_prompts(path: str, *, limit: int = 0) -> list[BenchPrompt]:
     Args:
         path: The file.
         limit: Prompts taken of each category, the first ones; 0 takes all.
+        key: The setting that names the file, for error messages.
 
     Raises:
         ConfigError: The file cannot be read, or a line is not a prompt.
@@ -48,24 +49,22 @@ def read_prompts(path: str, *, limit: int = 0) -> list[BenchPrompt]:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(
-            f"cannot read the prompts in {path}: {reason}", key="bench.prompts"
-        ) from error
+        raise ConfigError(f"cannot read the prompts in {path}: {reason}", key=key) from error
     taken: dict[str, int] = {}
     prompts = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        prompt = _parse(line, path, number)
+        prompt = _parse(line, path, number, key)
         taken[prompt.category] = taken.get(prompt.category, 0) + 1
         if not limit or taken[prompt.category] <= limit:
             prompts.append(prompt)
     if not prompts:
-        raise ConfigError(f"{path} holds no prompts", key="bench.prompts")
+        raise ConfigError(f"{path} holds no prompts", key=key)
     return prompts
 
 
-def _parse(line: str, path: str, number: int) -> BenchPrompt:
+def _parse(line: str, path: str, number: int, key: str) -> FilePrompt:
     try:
         record: dict[str, Any] = json.loads(line)
         chat = record.get("kind", "chat") == "chat"
@@ -81,7 +80,7 @@ def _parse(line: str, path: str, number: int) -> BenchPrompt:
     except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"line {number} of {path} needs input_ids, messages, turns or prompt",
-            key="bench.prompts",
+            key=key,
         ) from error
     category = str(record.get("task") or record.get("category") or "all")
-    return BenchPrompt(str(record.get("id", number)), category, prompt, chat)
+    return FilePrompt(str(record.get("id", number)), category, prompt, chat)

@@ -1,0 +1,247 @@
+"""Speculative decoding with a draft model (Leviathan et al., 2023, arXiv 2211.17192), as trees.
+
+A smaller causal language model with the same vocabulary guesses the next tokens, level by level:
+one pass of the draft for each level of the tree (SpecInfer, Miao et al., 2023, arXiv 2305.09781).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decodekit.errors import ConfigError, GenerationError, ModelSupportError, require_at_least
+from decodekit.interfaces import Budget, ModelAdapter, Parts, Proposal, StepOutcome
+from decodekit.params import SamplingParams
+from decodekit.plan import StepPlan
+from decodekit.runner import LocalRunner
+from decodekit.sampling import draw, make_sampler, uniform
+from decodekit.tree import ROOT, TokenTree
+
+__all__ = ["DraftModel", "DraftModelConfig", "DraftProposer"]
+
+_DRAFTS = ("greedy", "coupled", "sampled")
+_STREAM = 1  # the stream of uniform numbers that drafts are drawn with
+
+
+@dataclass(kw_only=True)
+class DraftModelConfig:
+    """Settings of ``strategy=draft_model``.
+
+    Attributes:
+        model: The draft: a name of ``conf/model``, a directory, ``owner/name`` on the hub, or, from
+            Python, a loaded ``transformers`` model.
+        num_tokens: Depth of the tree; the draft runs as many passes a step.
+        branches: Children of a node on the first levels; later levels have one. Empty for a chain.
+        drafts: ``coupled``: the draft's own choice with the very random number that decides the
+            position, the argmax under greedy decoding; further children are the most probable
+            others. ``greedy``: the most probable tokens. ``sampled``: drawn from the draft's
+            distribution, without replacement, and handed on with their probabilities; for
+            ``verifier=rejection``.
+        backend: The draft's attention backend.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    name: str = "draft_model"
+    model: Any = None
+    num_tokens: int = 5
+    branches: list[int] = field(default_factory=list)
+    drafts: str = "coupled"
+    backend: str = "sdpa"
+
+    def __post_init__(self) -> None:
+        require_at_least(self.num_tokens, 1, key="strategy.num_tokens")
+        for width in self.branches:
+            require_at_least(width, 1, key="strategy.branches")
+        if len(self.branches) > self.num_tokens:
+            raise ConfigError(
+                f"branches names {len(self.branches)} levels; num_tokens has {self.num_tokens}",
+                key="strategy.branches",
+            )
+        if self.drafts not in _DRAFTS:
+            raise ConfigError(
+                f"drafts must be one of {', '.join(_DRAFTS)}, not {self.drafts!r}",
+                key="strategy.drafts",
+            )
+
+
+class DraftModel:
+    """Makes proposers that share one draft model, each with a cache of its own.
+
+    Args:
+        config: The settings.
+        parts: Loads the draft, when a decoder attaches the strategy to its model.
+    """
+
+    def __init__(self, config: DraftModelConfig, parts: Parts) -> None:
+        if config.model is None:
+            raise ConfigError(
+                "name the draft model: strategy.model=NAME, a directory or owner/name",
+                key="strategy.model",
+            )
+        self.config = config
+        self.widths = config.branches + [1] * (config.num_tokens - len(config.branches))
+        self.max_nodes, level = 0, 1
+        for width in self.widths:
+            level *= width
+            self.max_nodes += level
+        self._parts = parts
+        self._draft: ModelAdapter | None = None
+        self._tokenizer: Any = None
+        self._vocab_size = 0
+
+    def attach(self, target: ModelAdapter, tokenizer: Any) -> None:
+        """Load the draft and check that it has the vocabulary of ``target``.
+
+        Raises:
+            ModelSupportError: It has another one.
+        """
+        if self._draft is None:
+            self._draft, self._tokenizer = self._parts.load_model(
+                self.config.model, backend=self.config.backend
+            )
+        reason = _difference(self._draft, self._tokenizer, target, tokenizer)
+        if reason is not None:
+            raise ModelSupportError(
+                f"the draft model {_name(self.config.model)} cannot draft for this model: {reason}",
+                reason=reason,
+            )
+        self._vocab_size = target.vocab_size
+
+    def new_proposer(self, params: SamplingParams) -> DraftProposer:
+        """Return a proposer for one sequence; ``attach`` comes first."""
+        if self._draft is None:
+            raise GenerationError("a draft model has to be attached to a decoder's model first")
+        return DraftProposer(
+            self._draft, self.widths, self.config.drafts, params, vocab_size=self._vocab_size
+        )
+
+
+class DraftProposer:
+    """Drafts for one sequence.
+
+    Args:
+        draft: The draft model.
+        widths: Children of a node on each level.
+        drafts: How they are chosen; see ``DraftModelConfig``.
+        params: How the target's tokens are chosen.
+        vocab_size: V of the target.
+    """
+
+    def __init__(
+        self,
+        draft: ModelAdapter,
+        widths: Sequence[int],
+        drafts: str,
+        params: SamplingParams,
+        *,
+        vocab_size: int,
+    ) -> None:
+        self._runner = LocalRunner(draft)
+        self._widths = widths
+        self._drafts = drafts
+        self._sampler = make_sampler(params)
+        self._seed = params.seed
+        self._vocab_size = vocab_size
+        self._started = False
+
+    def propose(self, committed: Sequence[int], budget: Budget) -> Proposal:
+        """Return the draft's tree; nothing where the draft has no positions left."""
+        limit = self._runner.adapter.max_positions
+        # The deepest nodes are never run by the draft, so they need no position in it.
+        room = budget.useful_depth if limit is None else limit - len(committed) + 1
+        widths = self._widths[: max(min(budget.useful_depth, room), 0)]
+        if not widths or budget.nodes < 1:
+            return Proposal()
+        if not self._started:
+            self._runner.start(capacity=len(committed) + budget.tokens + budget.nodes)
+            self._started = True
+        tokens: list[int] = []
+        parents: list[int] = []
+        probs: list[Tensor] = []
+        level = [ROOT]
+        for depth, width in enumerate(widths):
+            logits = self._run(committed, TokenTree(tuple(tokens), tuple(parents)))
+            above, level = level, []
+            for node in above:
+                for token, q in self._children(logits[node + 1], len(committed) + depth, width):
+                    if len(tokens) == budget.nodes:
+                        break
+                    level.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(node)
+                    if q is not None:
+                        probs.append(q)
+        tree = TokenTree(tuple(tokens), tuple(parents))
+        return Proposal(tree, torch.stack(probs) if probs else None)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn nothing: the draft reads the committed tokens before its next guess."""
+
+    def _run(self, committed: Sequence[int], tree: TokenTree) -> Tensor:
+        """Return the draft's logits [1 + T, V] after the anchor and the nodes so far."""
+        cache = self._runner.cache
+        prefix = cache.lengths[0]
+        known = self._runner.adapter.vocab_size
+        # A token that the draft lacks, of the padding, stands for nothing; any other will do.
+        pending = tuple(min(token, known - 1) for token in committed[prefix:])
+        (logits,) = self._runner.run([StepPlan(prefix, pending, tree)])
+        # All but the anchor is kept: the next level's pass starts from it again.
+        cache.commit([range(len(committed) - 1 - cache.lengths[0])])
+        size = self._vocab_size - logits.shape[-1]
+        # Rows that pad one of the two vocabularies stand for no token.
+        return torch.nn.functional.pad(logits, (0, size), value=float("-inf")) if size else logits
+
+    def _children(
+        self, logits: Tensor, position: int, width: int
+    ) -> list[tuple[int, Tensor | None]]:
+        """Return the guesses after one row and, if they were drawn, with which probabilities.
+
+        Args:
+            logits: [V].
+            position: The absolute position of the guesses.
+            width: How many.
+        """
+        if self._drafts == "sampled":
+            return list(self._drawn(logits, position, width))
+        best: list[int] = logits.topk(min(width, len(logits))).indices.tolist()
+        if self._drafts == "coupled":
+            (own,) = self._sampler.choose(logits[None], [position])
+            best = [own, *(token for token in best if token != own)][:width]
+        return [(token, None) for token in best]
+
+    def _drawn(self, logits: Tensor, position: int, width: int) -> list[tuple[int, Tensor]]:
+        q = self._sampler.probabilities(logits[None])[0].double()
+        drawn = []
+        for number in range(width):
+            total = q.sum()
+            if not total > 0:
+                break  # every token that the draft deems possible is there
+            q = q / total
+            (token,) = draw(q[None], [uniform(self._seed, position, stream=_STREAM, draw=number)])
+            drawn.append((token, q))
+            q = q.clone()
+            q[token] = 0
+        return drawn
+
+
+def _difference(
+    draft: ModelAdapter, draft_tokenizer: Any, target: ModelAdapter, tokenizer: Any
+) -> str | None:
+    """Return why the vocabularies differ; None if they are one."""
+    if draft_tokenizer is not None and tokenizer is not None:
+        if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
+            return "its tokenizer has another vocabulary"
+        return None  # the numbers of logits may differ by padding
+    if draft.vocab_size != target.vocab_size:
+        return f"it has {draft.vocab_size} tokens and the model {target.vocab_size}"
+    return None
+
+
+def _name(model: Any) -> str:
+    return repr(model) if isinstance(model, str) else type(model).__name__
