@@ -13,7 +13,7 @@ from decodekit import Decoder
 from decodekit.certificate import first_difference
 from decodekit.params import SamplingParams
 from decodekit.sampling import PositionSampler
-from tests.tiny import VOCABULARY, greedy_loop, logits_after, random_prompt, tiny_model
+from tests.tiny import VOCABULARY, WINDOW, greedy_loop, logits_after, random_prompt, tiny_model
 
 STRATEGIES: list[Any] = [
     "autoregressive",
@@ -142,3 +142,17 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
         best = logits_after(model, [*prompt, *expected[:place]]).float().topk(2).values
         # Two rounding steps of bfloat16 at the size of the logits.
         assert best[0] - best[1] <= 2 * 2**-8 * best.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2"])
+@pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])
+def test_trap_14_a_sliding_window_is_judged_by_position(kind: str, length: int) -> None:
+    """Seen in transformers#48280: rows of a tree lie elsewhere in the cache than in the text."""
+    model = tiny_model(kind)
+    prompt = random_prompt(length, seed=4)
+    expected = greedy_loop(model, prompt, 2 * WINDOW)
+    for strategy in STRATEGIES:
+        result = Decoder.from_model(model, strategy=strategy).generate(
+            prompt, max_new_tokens=2 * WINDOW
+        )
+        assert result.tokens == expected, strategy

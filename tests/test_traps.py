@@ -361,3 +361,95 @@ def test_an_abandoned_stream_frees_its_cache_and_keeps_its_result() -> None:
     caches = len(model.caches)
     one.generate(PROMPT, max_new_tokens=5)
     assert len(model.caches) == caches
+
+
+# --- processors, scores, batches -----------------------------------------------------------------
+
+
+def processed(
+    model: ToyAdapter, count: int, process: Callable[[list[int], torch.Tensor], torch.Tensor]
+) -> list[int]:
+    """Decode token by token; ``process`` changes the logits after the text so far."""
+    tokens = list(PROMPT)
+    for _ in range(count):
+        tokens.append(int(process(tokens, model.logits_after(tokens)).argmax()))
+    return tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("wrong_at", [None, 0, 1, 3])
+def test_trap_08_penalties_see_the_accepted_prefix_of_their_own_row(wrong_at: int | None) -> None:
+    """Seen in sglang#33643 and vllm#18902: penalties knew the committed tokens only."""
+    model = ToyAdapter(context=2)
+
+    def penalize(tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.clone()
+        for token in set(tokens):
+            logits[token] *= 1 / 1.4 if logits[token] > 0 else 1.4
+        for token in tokens[len(PROMPT) :]:
+            logits[token] -= 0.3
+        return logits
+
+    expected = processed(model, 24, penalize)
+    assert expected != plain_decode(model, PROMPT, max_new_tokens=24)
+    text = [*PROMPT, *expected, *([0] * 8)]
+    strategy = Given(
+        lambda: OracleProposer(text, depth=4, wrong_at=wrong_at, vocab_size=model.vocab_size)
+    )
+    for one in (strategy, *ALL):
+        result = decoder(model, one).generate(
+            PROMPT, max_new_tokens=24, repetition_penalty=1.4, frequency_penalty=0.3
+        )
+        assert result.tokens == expected
+
+
+@pytest.mark.parametrize("least", range(8))
+@pytest.mark.parametrize("strategy", [None, *ALL])
+def test_trap_09_min_new_tokens_inside_a_run(strategy: str | None, least: int) -> None:
+    """Seen in vllm PR#41768: the first tokens of a run were counted one too few."""
+    # Half of the tokens end a text, so that one of them is likely at every place.
+    model = ToyAdapter(eos=range(0, 11, 2))
+
+    def hold(tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
+        banned = range(0, 11, 2) if len(tokens) - len(PROMPT) < least else ()
+        return logits.index_fill(0, torch.tensor(list(banned), dtype=torch.int64), -torch.inf)
+
+    tokens = processed(model, 20, hold)
+    end = next(place for place, token in enumerate(tokens) if token % 2 == 0)
+    text = [*PROMPT, *tokens]
+    given = Given(lambda: OracleProposer(text, depth=4)) if strategy is None else strategy
+    result = decoder(model, given).generate(PROMPT, max_new_tokens=20, min_new_tokens=least)
+    assert result.tokens == tokens[: end + 1]
+    assert len(result.tokens) > least
+    assert result.finish_reason == "eos"
+
+
+@pytest.mark.parametrize("strategy", [None, *ALL])
+@pytest.mark.parametrize("stop", [None, 3, 8])
+def test_trap_19_one_log_probability_for_each_new_token(
+    strategy: str | None, stop: int | None
+) -> None:
+    """Seen in vllm#17876 and llama.cpp#27972: they were misaligned, or more than the tokens."""
+    model = ToyAdapter()
+    tokens = plain_decode(model, PROMPT, max_new_tokens=20)
+    if stop is not None:
+        model.eos_token_ids = frozenset([tokens[stop]])
+        tokens = plain_decode(model, PROMPT, max_new_tokens=20)
+    given = oracle(ToyAdapter()) if strategy is None else strategy
+    result = decoder(model, given).generate(PROMPT, max_new_tokens=20, logprobs=2)
+    assert result.tokens == tokens
+    assert result.logprobs is not None
+    assert [one.token for one in result.logprobs] == tokens
+    for place, one in enumerate(result.logprobs):
+        exact = model.logits_after([*PROMPT, *tokens[:place]]).log_softmax(dim=-1)
+        assert one.logprob == pytest.approx(float(exact[one.token]), abs=1e-5)
+        assert [token for token, _ in one.top] == exact.topk(2).indices.tolist()
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_trap_23_a_ragged_batch_is_three_single_runs(strategy: str) -> None:
+    """Seen in transformers PR#42655: padding on the left gave rows that saw nothing, and NaN."""
+    model = ToyAdapter(context=3)
+    prompts = [PROMPT, [7], [2, 9] * 11]
+    results = decoder(model, strategy).generate(prompts, max_new_tokens=25)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.tokens == plain_decode(model, prompt, max_new_tokens=25)

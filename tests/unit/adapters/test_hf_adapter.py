@@ -72,7 +72,7 @@ def test_what_a_backend_cannot_do_is_refused_when_the_adapter_is_built() -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_poison(backend: str) -> None:
+def test_trap_20_poison(backend: str) -> None:
     """A token that a row must not see can change without moving the row's logits by a bit."""
     adapter = HFAdapter(tiny_model("mistral"), BACKENDS[backend]())
     tokens = random_prompt(WINDOW + 4)
@@ -109,7 +109,7 @@ def test_ragged_batch_equals_single_runs() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("path", [(), (0, 1, 3, 6), (4, 5, 7), (0, 2)])
-def test_keys_and_values_after_acceptance_are_those_of_a_plain_prefill(
+def test_trap_13_keys_and_values_after_acceptance_are_those_of_a_plain_prefill(
     kind: str, path: tuple[int, ...]
 ) -> None:
     adapter = HFAdapter(tiny_model(kind), SDPABackend())
@@ -242,7 +242,7 @@ def rope(kind: str) -> LlamaConfig:
         (rope("dynamic"), "'dynamic' RoPE"),
     ],
 )
-def test_unsupported_models_are_refused_with_the_reason(config: object, reason: str) -> None:
+def test_trap_15_unsupported_models_are_refused_with_the_reason(config: object, reason: str) -> None:
     with torch.random.fork_rng():
         model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ModelSupportError, match=reason) as caught:

@@ -1,0 +1,175 @@
+"""``job=verify`` over a tiny model: the report, the exit code, and a plugin's strategy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decodekit.cli import main
+from decodekit.interfaces import Acceptance
+from decodekit.verify import ExactMatchVerifier
+from tests.checkpoint import save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        {"id": "x1", "task": "letters", "prompt": "a b c"},
+        {"id": "x2", "task": "letters", "prompt": "d e f"},
+        {"id": "y1", "task": "ids", "input_ids": [5, 6, 7]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def verify(
+    capsys: pytest.CaptureFixture[str], checkpoint: str, *arguments: str
+) -> tuple[int, str, str]:
+    code = main(["job=verify", f"model={checkpoint}", "max_new_tokens=12", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str], checkpoint: str, prompts: str) -> None:
+    code, out, err = verify(capsys, checkpoint, f"verify.prompts={prompts}")
+    assert code == 0
+    assert out.splitlines() == [
+        "lookahead against autoregressive, local, float32, tie up to 0.0001",
+        "",
+        "|         | prompts | tokens | equal | tie | defect |",
+        "|---------|--------:|-------:|------:|----:|-------:|",
+        "| letters |       2 |     24 |     2 |   0 |      0 |",
+        "| ids     |       1 |     12 |     1 |   0 |      0 |",
+        "| total   |       3 |     36 |     3 |   0 |      0 |",
+    ]
+    assert "3 of 3" in err
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["strategy=jacobi", "backend=eager"],
+        ["strategy=prompt_lookup", "sampling=sample", "seed=4"],
+        ["sampling.repetition_penalty=1.3", "sampling.no_repeat_ngram_size=2", "stop=w5"],
+        ["verifier=rejection", "verify.backend=eager"],
+        ["stop_token_ids=[[9,9],12]", "dtype=float64"],
+    ],
+)
+def test_json(
+    capsys: pytest.CaptureFixture[str], checkpoint: str, prompts: str, settings: list[str]
+) -> None:
+    code, out, _ = verify(
+        capsys, checkpoint, f"verify.prompts={prompts}", "format=json", "verify.limit=1", *settings
+    )
+    assert code == 0
+    report = json.loads(out)
+    assert [one["id"] for one in report["prompts"]] == ["x1", "y1"]
+    assert (report["equal"], report["tie"], report["defect"]) == (2, 0, 0)
+    assert report["complete"] is True
+    assert report["dtype"] == ("float64" if "dtype=float64" in settings else "float32")
+    if "verify.backend=eager" in settings:
+        assert (report["backend"], report["reference_backend"]) == ("sdpa", "eager")
+
+
+def test_one_prompt_from_the_command_line(
+    capsys: pytest.CaptureFixture[str], checkpoint: str
+) -> None:
+    code, out, _ = verify(capsys, checkpoint, "prompt=a b c")
+    assert code == 0
+    assert "| prompt |       1 |     12 |     1 |   0 |      0 |" in out
+
+
+def test_a_defect_is_exit_code_1_and_is_shown(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    prompts: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A verifier that accepts a wrong token wherever a strategy proposes one."""
+    right = ExactMatchVerifier.verify
+
+    def careless(self: ExactMatchVerifier, proposal, target):  # type: ignore[no-untyped-def]
+        if not proposal.tree:
+            return right(self, proposal, target)
+        return Acceptance((0,), (proposal.tree.tokens[0], target.after(0)))
+
+    monkeypatch.setattr(ExactMatchVerifier, "verify", careless)
+    code, out, _ = verify(capsys, checkpoint, f"verify.prompts={prompts}", "strategy=jacobi")
+    assert code == 1
+    assert "| total   |       3 |     36 |     0 |   0 |      3 |" in out
+    assert "| prompt | token | expected | got |" in out
+    code, out, _ = verify(
+        capsys, checkpoint, f"verify.prompts={prompts}", "strategy=jacobi", "format=json"
+    )
+    assert code == 1
+    first = json.loads(out)["prompts"][0]
+    assert first["kind"] == "defect"
+    assert first["divergence"]["gap"] > 0.0001
+    # With all the tolerance in the world it would be a tie.
+    code, _, _ = verify(
+        capsys, checkpoint, "prompt=a b c", "strategy=jacobi", "verify.tolerance=1000"
+    )
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "give a prompt"),
+        (["verify.prompts=PROMPTS", "prompt=a"], "give verify.prompts or a prompt, not both"),
+        (["verify.prompts=nowhere.jsonl"], "cannot read the prompts in nowhere.jsonl"),
+        (["prompt=a", "verify.tolerance=-1"], "tolerance must be 0 or more"),
+        (["prompt=a", "verify.backend=fast"], "unknown backend 'fast'"),
+        (
+            ["prompt=a", "verifier=rejection", "sampling=sample"],
+            "the same distribution, not the same tokens",
+        ),
+    ],
+)
+def test_mistakes(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    prompts: str,
+    settings: list[str],
+    message: str,
+) -> None:
+    code, out, err = verify(
+        capsys, checkpoint, *(one.replace("PROMPTS", prompts) for one in settings)
+    )
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.strip().count("\n") == 0
+
+
+def test_an_interruption_reports_what_was_judged(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    prompts: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from decodekit import Decoder
+
+    generate = Decoder.generate
+    calls = 0
+
+    def interrupted(self, *arguments, **options):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return generate(self, *arguments, **options)
+
+    monkeypatch.setattr(Decoder, "generate", interrupted)
+    code, out, _ = verify(capsys, checkpoint, f"verify.prompts={prompts}", "format=json")
+    assert code == 130
+    report = json.loads(out)
+    assert [one["id"] for one in report["prompts"]] == ["x1"]
+    assert report["complete"] is False
