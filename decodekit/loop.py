@@ -117,6 +117,7 @@ def decode(
             return
         except GenerationError as error:
             error.step = step
+            error.args = (f"step {step}: {error}",)
             raise
         step += 1
 

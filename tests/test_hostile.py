@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from decodekit import Decoder
 from decodekit.adapters.hf.attention import attention_of
@@ -24,7 +25,7 @@ from decodekit.strategies.autoregressive import Autoregressive
 from decodekit.tree import TokenTree
 from tests.checkpoint import save_checkpoint
 from tests.fakes import ToyAdapter, ToyCache, plain_decode
-from tests.tiny import greedy_loop, random_prompt, tiny_model
+from tests.tiny import VOCABULARY, greedy_loop, random_prompt, tiny_model
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -46,6 +47,66 @@ def test_a_decoder_goes_on_after_an_allocation_failed() -> None:
         decoder.generate(PROMPT, max_new_tokens=5000)
     result = decoder.generate(PROMPT, max_new_tokens=5)
     assert result.tokens == plain_decode(ToyAdapter(), PROMPT, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead"])
+def test_more_memory_than_there_is(strategy: str) -> None:
+    """A real allocation of terabytes; the decoder is as it was."""
+    with torch.random.fork_rng():
+        config = LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=2**42,
+        )
+        model = AutoModelForCausalLM.from_config(config).eval()
+    decoder = Decoder.from_model(model, strategy=strategy)
+    before = decoder.generate(PROMPT, max_new_tokens=5)
+    with pytest.raises(
+        GenerationError, match="step 0: no memory for a cache of .* rows; lower max"
+    ):
+        decoder.generate(PROMPT, max_new_tokens=2**40)
+    assert decoder.generate(PROMPT, max_new_tokens=5).tokens == before.tokens
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "jacobi", "prompt_lookup", "lookahead"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("length", [1, 100, 126, 127])
+def test_a_text_goes_on_to_the_very_last_position(strategy: str, kind: str, length: int) -> None:
+    """GPT-2 has a table of 128 positions: a row beyond it would be an index error."""
+    model = tiny_model(kind)
+    prompt = random_prompt(length)
+    decoder = Decoder.from_model(model, strategy=strategy, prefill_chunk=40)
+    result = decoder.generate(prompt, max_new_tokens=500)
+    assert result.finish_reason == "capacity"
+    assert len(prompt) + len(result.tokens) == 128
+    assert result.tokens == greedy_loop(model, prompt, 128 - length)
+
+
+def test_weights_that_are_broken_are_an_error_with_the_step() -> None:
+    model = copy.deepcopy(tiny_model())
+    decoder = Decoder.from_model(model, strategy="jacobi")
+    decoder.generate(PROMPT, max_new_tokens=3)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    for options in ({}, {"temperature": 1.0}, {"repetition_penalty": 1.5}):
+        with pytest.raises(GenerationError, match="step 0: the model returned NaN") as caught:
+            decoder.generate(PROMPT, max_new_tokens=3, **options)
+        assert caught.value.step == 0
+
+
+def test_processors_that_leave_nothing_are_an_error_with_the_step() -> None:
+    decoder = Decoder(ToyAdapter(), strategy=Autoregressive())
+    with pytest.raises(GenerationError, match="step 2: logits processors .* leave no token"):
+        decoder.generate(
+            PROMPT,
+            max_new_tokens=9,
+            logits_processor=lambda ids, scores: (
+                scores - (torch.inf if ids.shape[1] >= len(PROMPT) + 2 else 0)
+            ),
+        )
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])

@@ -42,15 +42,18 @@ def test_defaults_compare_and_leave_no_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_in_mid_text_keeps_what_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_mid_text_keeps_what_there_is(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     process = start(
         "prompt=Write a long story.", "max_new_tokens=2000", "strategy=autoregressive", cwd=tmp_path
     )
     assert process.stdout is not None
     first = process.stdout.read(20)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert len(first) == 20
     assert "(cancelled)" in err
     assert "Traceback" not in err + out

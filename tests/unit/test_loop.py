@@ -344,7 +344,7 @@ def test_a_proposal_beyond_its_budget_names_the_proposer_and_the_step(
     text = oracle(model).text
     with pytest.raises(TreeError) as caught:
         run(model, kind(text, depth=DEPTH), max_nodes=6)
-    assert str(caught.value) == f"{message} (use TokenTree.limited to keep to it)"
+    assert str(caught.value) == f"step 1: {message} (use TokenTree.limited to keep to it)"
     assert caught.value.step == 1
 
 
