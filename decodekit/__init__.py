@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from decodekit.config import DecoderConfig
     from decodekit.decoder import Decoder
     from decodekit.hookspecs import hookimpl
+    from decodekit.params import SamplingParams
     from decodekit.registry import Component
+    from decodekit.request import Request
     from decodekit.result import GenerationResult, GenerationStats, TextChunk
     from decodekit.stream import GenerationStream
     from decodekit.tree import TokenTree
@@ -27,6 +29,8 @@ _LAZY = {
     "GenerationResult": "decodekit.result",
     "GenerationStats": "decodekit.result",
     "GenerationStream": "decodekit.stream",
+    "Request": "decodekit.request",
+    "SamplingParams": "decodekit.params",
     "TextChunk": "decodekit.result",
     "TokenTree": "decodekit.tree",
     "hookimpl": "decodekit.hookspecs",
@@ -40,6 +44,8 @@ __all__ = [
     "GenerationResult",
     "GenerationStats",
     "GenerationStream",
+    "Request",
+    "SamplingParams",
     "TextChunk",
     "TokenTree",
     "__version__",

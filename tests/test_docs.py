@@ -61,6 +61,18 @@ def test_the_python_of_the_readme(
     assert capsys.readouterr().out
 
 
+def test_the_requests_of_the_guide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoder = Decoder.from_config(model=save_checkpoint(tmp_path))
+    scope: dict[str, Any] = {"decoder": decoder}
+    for block in blocks("docs/requests.md"):
+        exec(block, scope)
+    assert len(scope["result"].logprobs) == len(scope["result"].tokens) == 40
+    assert [len(result.tokens) for result in scope["results"]] == [30, 30, 30]
+    assert capsys.readouterr().out
+
+
 def test_links_in_the_documentation_lead_somewhere() -> None:
     for file in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
         text = (ROOT / file).read_text(encoding="utf-8")

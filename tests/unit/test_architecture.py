@@ -88,6 +88,8 @@ PUBLIC = [
     "GenerationResult",
     "GenerationStats",
     "GenerationStream",
+    "Request",
+    "SamplingParams",
     "TextChunk",
     "TokenTree",
     "__version__",

@@ -293,7 +293,7 @@ def test_built_ins_and_files_are_the_same_names() -> None:
         (
             "strategy=zzz",
             "unknown strategy 'zzz': choose one of: "
-            "autoregressive, jacobi, lookahead, prompt_lookup",
+            "autoregressive, draft_model, jacobi, lookahead, prompt_lookup",
             "strategy",
         ),
         ("model=llama2-7", "unknown model 'llama2-7': did you mean 'llama2-7b'?", "model"),
@@ -397,7 +397,7 @@ def test_what_is_no_override_is_said_to_be_none(override: str) -> None:
         (
             {"strategy": None},
             "unknown strategy 'None': choose one of: "
-            "autoregressive, jacobi, lookahead, prompt_lookup",
+            "autoregressive, draft_model, jacobi, lookahead, prompt_lookup",
         ),
     ],
     ids=str,

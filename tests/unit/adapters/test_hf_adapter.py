@@ -242,7 +242,9 @@ def rope(kind: str) -> LlamaConfig:
         (rope("dynamic"), "'dynamic' RoPE"),
     ],
 )
-def test_trap_15_unsupported_models_are_refused_with_the_reason(config: object, reason: str) -> None:
+def test_trap_15_unsupported_models_are_refused_with_the_reason(
+    config: object, reason: str
+) -> None:
     with torch.random.fork_rng():
         model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ModelSupportError, match=reason) as caught:
