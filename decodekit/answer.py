@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from threading import Lock
 
 from decodekit.loop import SequenceState, StepRecord
 from decodekit.result import GenerationResult, GenerationStats, TextChunk
@@ -32,16 +33,22 @@ class Answer:
         started: float,
     ) -> None:
         self.state = state
-        self._prompt = list(prompt)
+        self.prompt = tuple(prompt)
         self._text = text
         self._started = started
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._steps = self._nodes = 0
         self._first = self._last = self._forward = 0.0
+        self._finish_reason = state.rules.finish_reason
+        self._lock = Lock()  # a result is asked for from any thread
 
     def add(self, record: StepRecord) -> TextChunk:
         """Take in a step; return what it adds for a reader."""
+        with self._lock:
+            return self._add(record)
+
+    def _add(self, record: StepRecord) -> TextChunk:
         self._last = time.perf_counter() - self._started
         self._first = self._first or self._last
         self._forward += record.forward_seconds
@@ -49,28 +56,30 @@ class Answer:
         self._nodes += record.nodes
         self._tokens.extend(record.tokens)
         self._logprobs.extend(record.logprobs or ())
+        self._finish_reason = self.state.rules.finish_reason
         return TextChunk(
             text=self._text.take() if self._text is not None else "",
             tokens=record.tokens,
-            finish_reason=self.state.rules.finish_reason,
+            finish_reason=self._finish_reason,
             logprobs=None if record.logprobs is None else list(record.logprobs),
         )
 
     @property
     def result(self) -> GenerationResult:
         """What there is so far; ``finish_reason`` is ``cancelled`` before the end."""
-        return GenerationResult(
-            text=self._text.text if self._text is not None else "",
-            tokens=list(self._tokens),
-            finish_reason=self.state.rules.finish_reason or "cancelled",
-            stats=GenerationStats(
-                steps=self._steps,
-                tokens=len(self._tokens),
-                nodes=self._nodes,
-                seconds=self._last,
-                forward_seconds=self._forward,
-                time_to_first_token=self._first,
-            ),
-            prompt_tokens=list(self._prompt),
-            logprobs=None if self.state.logprobs is None else list(self._logprobs),
-        )
+        with self._lock:
+            return GenerationResult(
+                text=self._text.shown if self._text is not None else "",
+                tokens=list(self._tokens),
+                finish_reason=self._finish_reason or "cancelled",
+                stats=GenerationStats(
+                    steps=self._steps,
+                    tokens=len(self._tokens),
+                    nodes=self._nodes,
+                    seconds=self._last,
+                    forward_seconds=self._forward,
+                    time_to_first_token=self._first,
+                ),
+                prompt_tokens=list(self.prompt),
+                logprobs=None if self.state.logprobs is None else list(self._logprobs),
+            )

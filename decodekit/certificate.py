@@ -23,8 +23,8 @@ from decodekit.sampling import Sampler, uniform, warp
 __all__ = ["TOLERANCES", "Divergence", "Verdict", "compare", "first_difference", "margin"]
 
 TOLERANCES = {"float64": 2e-6, "float32": 1e-4, "bfloat16": 1.0, "float16": 0.1}
-"""The largest gap of a tie, by dtype; see ``margin``. About twice as much as the gap between any two
-of the five best tokens was seen to change with the number of rows; see docs/lossless.md."""
+"""The largest gap of a tie, by dtype; see ``margin``. About twice as much as the gap between two of
+the five best tokens was seen to change with the number of rows; see docs/lossless.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from decodekit.errors import ConfigError, require_at_least
+from decodekit.errors import ConfigError, require_at_least, shortened
 from decodekit.params import SamplingParams
 from decodekit.strategies.lookahead import LookaheadConfig
 
@@ -84,7 +84,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, ModelConfig):
             raise ConfigError(
-                f"model must be a ModelConfig, not {self.model!r:.60}",
+                f"model must be a ModelConfig, not {shortened(self.model)}",
                 key="model",
                 value=self.model,
             )

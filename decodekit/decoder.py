@@ -232,7 +232,7 @@ class Decoder:
         Args:
             prompt: Text, token ids (a sequence or a tensor of one prompt), chat messages
                 (``[{"role": "user", "content": "..."}]``) or a ``Request``.
-            streamer: A ``transformers`` streamer: gets the new tokens of every run.
+            streamer: A ``transformers`` streamer: gets the tokens of the prompt and of every run.
             options: The fields of ``Request`` and of ``SamplingParams`` by keyword, for example
                 ``max_new_tokens=64, temperature=0.8, seed=7, stop="END"``. They go before what a
                 ``Request`` says; what neither says is as the decoder has it.

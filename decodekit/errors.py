@@ -28,6 +28,7 @@ __all__ = [
     "TreeError",
     "nearest",
     "require_at_least",
+    "shortened",
 ]
 
 
@@ -90,11 +91,13 @@ class GenerationError(DecodekitError, RuntimeError):
 
     Attributes:
         step: The index of the failed step, from 0, or None if no step was run.
+        sequence: The index of the sequence that failed in its batch, or None if it is not one's.
     """
 
     def __init__(self, message: str, *, step: int | None = None) -> None:
         super().__init__(message)
         self.step = step
+        self.sequence: int | None = None
 
 
 class TreeError(GenerationError, ValueError):
@@ -120,6 +123,12 @@ def nearest(word: str, options: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"choose one of: {', '.join(choices)}" if choices else "there are none"
+
+
+def shortened(value: object) -> str:
+    """Return ``value`` as it is shown in an error message: one line, and not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def require_at_least(value: int, least: int, *, key: str) -> None:

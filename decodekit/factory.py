@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from decodekit.config import DecoderConfig, ModelConfig
-from decodekit.errors import ConfigError, nearest
+from decodekit.errors import ConfigError, nearest, shortened
 from decodekit.execution.packed import can_pack, pack_linears
 from decodekit.interfaces import (
     AttentionBackend,
@@ -175,7 +175,7 @@ def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:
     name = getattr(settings, "name", None)
     if not isinstance(name, str):
         raise ConfigError(
-            f"{kind} must be a name, a mapping with a name or settings, not {settings!r:.60}",
+            f"{kind} must be a name, a mapping with a name or settings, not {shortened(settings)}",
             key=kind,
             value=settings,
         )

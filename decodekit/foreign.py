@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from decodekit.errors import ConfigError
-from decodekit.processors import LogitsProcessor
+from decodekit.errors import ConfigError, shortened
 from decodekit.stopping import Criterion
 
 __all__ = ["adopt_criteria", "adopt_processors", "check_streamer"]
@@ -37,13 +36,20 @@ def adopt_processors(given: Any, *, prompt: Sequence[int], vocab_size: int) -> l
         vocab_size: V.
 
     Raises:
-        ConfigError: One cannot be called, or keeps a state and has no ``fork()``: rows are not
-            asked for in the order of the text alone.
+        ConfigError: One cannot be called, or seems to keep a state and has no ``fork()``: which
+            rows are asked for, and in which order, is a verifier's business.
     """
-    processors = _several(given, key="logits_processor")
+    processors = [] if given is None else _several(given, key="logits_processor")
     for processor in processors:
-        if not callable(getattr(processor, "fork", None)):
-            _check_stateless(processor, prompt, vocab_size)
+        if callable(getattr(processor, "fork", None)):
+            continue
+        reason = _state_of(processor, prompt, vocab_size)
+        if reason is not None:
+            raise ConfigError(
+                f"the logits processor {_name(processor)} {reason}; give it fork(), which returns "
+                "a copy in the same state, or leave it out",
+                key="logits_processor",
+            )
     return processors
 
 
@@ -58,7 +64,8 @@ def adopt_criteria(given: Any, *, prompt: Sequence[int]) -> list[Criterion]:
     Raises:
         ConfigError: One cannot be called.
     """
-    return [_rule(criterion, prompt) for criterion in _several(given, key="stopping_criteria")]
+    criteria = [] if given is None else _several(given, key="stopping_criteria")
+    return [_rule(criterion, prompt) for criterion in criteria]
 
 
 def check_streamer(streamer: Any) -> None:
@@ -77,74 +84,87 @@ def check_streamer(streamer: Any) -> None:
 
 
 def _several(given: Any, *, key: str) -> list[Any]:
-    if given is None:
-        return []
-    items = list(given) if isinstance(given, Iterable) else [given]
-    for item in items:
-        if not callable(item):
-            raise ConfigError(f"{key} must be callable, not {item!r:.60}", key=key)
-    return items
+    """Return what was given as a flat list; lists in it are opened."""
+    # A LogitsProcessorList is a list that can be called.
+    if isinstance(given, (list, tuple, Iterator)):
+        return [item for inner in given for item in _several(inner, key=key)]
+    if not callable(given):
+        raise ConfigError(f"{key} must be callable, not {shortened(given)}", key=key)
+    return [given]
 
 
 def _rule(criterion: Callable[..., Any], prompt: Sequence[int]) -> Criterion:
+    before = tuple(prompt)
+
     def ends(tokens: Sequence[int]) -> bool:
-        verdict = criterion(torch.tensor([[*prompt, *tokens]]), None)
+        verdict = criterion(torch.tensor([[*before, *tokens]]), None)
         return bool(torch.as_tensor(verdict).all())
 
     return ends
 
 
-def _check_stateless(processor: LogitsProcessor, prompt: Sequence[int], vocab_size: int) -> None:
-    """Refuse a processor that answers one question differently the second time."""
+def _state_of(processor: Any, prompt: Sequence[int], vocab_size: int) -> str | None:
+    """Return how a processor seems to keep a state; None if it does not."""
     kind = type(processor)
     if kind.__module__.startswith("transformers.") and kind.__name__ not in _STATEFUL:
-        return
-    if (
-        kind.__name__ in _STATEFUL
-        or _holds_model(processor)
-        or _changes(processor, prompt, vocab_size)
-    ):
-        raise ConfigError(
-            f"the logits processor {_name(processor)} keeps a state; give it fork(), which returns "
-            "a copy in the same state, or leave it out",
-            key="logits_processor",
-        )
-
-
-def _holds_model(processor: LogitsProcessor) -> bool:
-    return any(
-        isinstance(value, nn.Module) for value in getattr(processor, "__dict__", {}).values()
-    )
-
-
-def _changes(processor: LogitsProcessor, prompt: Sequence[int], vocab_size: int) -> bool:
-    """Return whether a copy of ``processor`` changes when it is called, or its answers do."""
+        return None
+    # What a bound method or a partial function works on is where it may keep something.
+    parts = [processor, getattr(processor, "__self__", None), getattr(processor, "func", None)]
+    parts += [getattr(part, "__self__", None) for part in parts]
+    if kind.__name__ in _STATEFUL or any(_holds_model(part) for part in parts):
+        return "keeps a state"
     try:
-        trial = copy.deepcopy(processor)
+        trial, *_ = watched = copy.deepcopy([part for part in parts if part is not None])
     except Exception:
-        return True
+        return "cannot be copied, so it may keep a state"
+    return "keeps a state" if _changes(trial, watched, prompt, vocab_size) else None
+
+
+def _holds_model(part: object) -> bool:
+    return any(isinstance(value, nn.Module) for value in getattr(part, "__dict__", {}).values())
+
+
+def _changes(trial: Any, watched: list[Any], prompt: Sequence[int], vocab_size: int) -> bool:
+    """Return whether ``trial`` or what it works on changes when called, or its answers do."""
     scores = torch.linspace(-3.0, 3.0, vocab_size)[None]
+
+    def answer(ids: Sequence[int]) -> Tensor:
+        # Its own copy of the scores: transformers' processors may write into them.
+        return torch.as_tensor(trial(torch.tensor([list(ids)]), scores.clone())).clone()
+
     with torch.random.fork_rng(devices=[]):
-        # The first call may prepare things; what counts is what happens after it.
-        first = _answer(trial, prompt, scores)
-        before = _contents(trial)
-        _answer(trial, [*prompt, vocab_size - 1], scores)
-        again = _answer(trial, prompt, scores)
-    return before != _contents(trial) or not torch.equal(first, again)
+        try:
+            # The first call may prepare things; what counts is what happens after it.
+            answers = [answer(prompt)]
+            before = _contents(watched)
+            answers += [answer(prompt), answer(prompt)]
+            if len(prompt) > 1:
+                answer(prompt[:-1])
+                answers.append(answer(prompt))
+        except Exception:
+            # It may want another dtype or device, or know some prefixes only; the request will say.
+            return False
+    same = all(torch.equal(answers[0], other) for other in answers)
+    return not same or before != _contents(watched)
 
 
-def _answer(processor: LogitsProcessor, ids: Sequence[int], scores: Tensor) -> Tensor:
-    # Its own copy of the scores: transformers' processors may write into them.
-    return torch.as_tensor(processor(torch.tensor([list(ids)]), scores.clone())).clone()
+def _contents(watched: list[Any]) -> list[bytes | None]:
+    """Return the attributes of objects in a form that can be compared; None where there is none."""
+    return [_pickled(part) for part in watched]
 
 
-def _contents(processor: LogitsProcessor) -> bytes | None:
-    """Return the attributes in a form that can be compared; None if there is none."""
+def _pickled(part: Any) -> bytes | None:
+    slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+    values = {name: getattr(part, name, None) for name in slots}
     try:
-        return pickle.dumps(vars(processor))
+        return pickle.dumps({**values, **getattr(part, "__dict__", {})})
     except Exception:
         return None
 
 
-def _name(processor: LogitsProcessor) -> str:
-    return getattr(processor, "__name__", type(processor).__name__)
+def _name(processor: Any) -> str:
+    """Return the name that a caller knows a processor by."""
+    owner = getattr(processor, "__self__", None) or getattr(processor, "func", None)
+    if owner is not None:
+        return _name(owner)
+    return str(getattr(processor, "__name__", type(processor).__name__))

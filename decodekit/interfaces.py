@@ -10,9 +10,9 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from decodekit.plan import StepPlan
 from decodekit.tree import EMPTY_TREE, TokenTree
 
 __all__ = [
-    "Acceptance",
+    "Accepted",
     "AttentionBackend",
     "Budget",
     "KVCache",
@@ -116,18 +116,17 @@ class TargetTokens(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """The part of a proposal that the model agrees with.
+class Accepted(NamedTuple):
+    """One token that the model agrees with.
 
     Attributes:
-        path: The accepted nodes, from the anchor's child down; may be empty.
-        tokens: The accepted tokens and then the bonus token, length ``len(path) + 1``: every step
-            emits at least one token.
+        token: Its id.
+        node: The node that carries it, or any other one that stands for the same path; None for the
+            bonus, the model's own token after the last accepted node.
     """
 
-    path: tuple[int, ...]
-    tokens: tuple[int, ...]
+    token: int
+    node: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +209,12 @@ class Verifier(Protocol):
     proposal, has an attribute ``same_tokens = False``.
     """
 
-    def verify(self, proposal: Proposal, target: TargetTokens) -> Acceptance:
-        """Return the accepted path and the run of tokens it yields."""
+    def verify(self, proposal: Proposal, target: TargetTokens) -> Iterator[Accepted]:
+        """Yield the accepted tokens, from the anchor's child down, and then the bonus.
+
+        It is asked for one after the other and left where the text ends, so that nothing is asked
+        of ``target`` about what comes after the end.
+        """
         ...
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,7 +17,6 @@ from decodekit.scores import TokenLogprob, token_logprobs
 from decodekit.shaping import Shaper
 from decodekit.stopping import StopRules, cut_run
 from decodekit.target import StepTarget
-from decodekit.tree import ROOT
 
 __all__ = ["SequenceState", "StepRecord", "decode"]
 
@@ -98,10 +98,12 @@ def decode(
         try:
             for turn, prefix in zip(active, runner.cache.lengths, strict=True):
                 budget = _budget(turn.state, runner, max_nodes)
-                turn.propose(budget, prefix=prefix, vocab_size=runner.adapter.vocab_size)
+                with turn.named():
+                    turn.propose(budget, prefix=prefix, vocab_size=runner.adapter.vocab_size)
             logits = runner.run([turn.plan for turn in active])
             for turn, rows in zip(active, logits, strict=True):
-                turn.judge(rows)
+                with turn.named():
+                    turn.judge(rows)
             runner.commit([turn.accepted for turn in active])
             seconds = runner.forward_seconds - before
             # Shown before anything is learnt from it: the reader need not wait for that.
@@ -112,12 +114,13 @@ def decode(
                 if active:
                     runner.keep(going_on)
             for turn in active:
-                turn.learn()
+                with turn.named():
+                    turn.learn()
         except Cancelled:
             return
         except GenerationError as error:
             error.step = step
-            error.args = (f"step {step}: {error}",)
+            error.args = (f"{_place(error, len(sequences))}step {step}: {error}",)
             raise
         step += 1
 
@@ -132,6 +135,15 @@ class _Turn:
         self.state = state
         self._number = number
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Let an error inside the block say which sequence it is about."""
+        try:
+            yield
+        except GenerationError as error:
+            error.sequence = self._number
+            raise
+
     def propose(self, budget: Budget, *, prefix: int, vocab_size: int) -> None:
         """Make the step's plan; the cache holds ``prefix`` tokens."""
         state = self.state
@@ -145,19 +157,18 @@ class _Turn:
         Args:
             logits: [1 + T, V].
         """
-        state = self.state
+        state, tree = self.state, self._proposal.tree
         if state.shaper is not None:
-            state.shaper.begin(state.committed, self._proposal.tree, logits)
+            state.shaper.begin(state.committed, tree, logits)
         self._target = StepTarget(self.plan, logits, state.sampler, state.shaper)
-        acceptance = state.verifier.verify(self._proposal, self._target)
-        path, tokens = acceptance.path, acceptance.tokens
-        self._tokens = cut_run(tokens, state.rules)
-        self.accepted = path[: len(self._tokens)]
+        run = state.verifier.verify(self._proposal, self._target)
+        self._tokens, last = cut_run(run, state.rules)
+        self.accepted = tree.path(last)
         if state.shaper is not None and _goes_on(state):
-            state.shaper.commit(path[-1] if path else ROOT, tokens[-1])
+            state.shaper.commit(last, self._tokens[-1])
         self._logprobs = None
         if state.logprobs is not None:
-            rows = [0, *(node + 1 for node in path)][: len(self._tokens)]
+            rows = [0, *(node + 1 for node in self.accepted)][: len(self._tokens)]
             self._logprobs = token_logprobs(logits[rows], self._tokens, top=state.logprobs)
         state.committed.extend(self._tokens)
 
@@ -187,6 +198,11 @@ class _Turn:
 
 def _goes_on(state: SequenceState) -> bool:
     return state.rules.finish_reason is None
+
+
+def _place(error: GenerationError, batch: int) -> str:
+    known = batch > 1 and error.sequence is not None
+    return f"prompt {error.sequence} of the batch: " if known else ""
 
 
 def _budget(state: SequenceState, runner: LocalRunner, max_nodes: int) -> Budget:

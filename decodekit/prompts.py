@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from decodekit.errors import GenerationError
 
-__all__ = ["Prompt", "encode_prompt", "is_batch"]
+__all__ = ["Prompt", "as_token", "encode_prompt", "is_batch"]
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]] | Any"
 """Text, token ids (a sequence, or a tensor of one prompt), or chat messages
@@ -111,12 +111,20 @@ def _apply_template(messages: list[Any], tokenizer: Any) -> list[int]:
     return ids
 
 
+def as_token(item: Any) -> int:
+    """Return a token id as an int; integers of other libraries are taken too.
+
+    Raises:
+        TypeError: It is no whole number.
+    """
+    if isinstance(item, bool):
+        raise TypeError("a truth value is no token id")
+    return operator.index(item)
+
+
 def _token_id(item: Any) -> int:
-    """Return an id as an int; integers of other libraries are taken too."""
     try:
-        if isinstance(item, bool):
-            raise TypeError
-        return operator.index(item)
+        return as_token(item)
     except TypeError:
         raise GenerationError(
             f"a prompt is text, token ids or chat messages; it holds {item!r:.80}"

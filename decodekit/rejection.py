@@ -11,13 +11,14 @@ The functions are plain arithmetic on arrays of V numbers, fractions included.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 from decodekit.errors import GenerationError
-from decodekit.interfaces import Acceptance, Proposal, TargetTokens
+from decodekit.interfaces import Accepted, Proposal, TargetTokens
 from decodekit.tree import ROOT
 
 __all__ = ["RejectionVerifier", "accept_probability", "draw", "residual"]
@@ -77,33 +78,30 @@ class RejectionVerifier:
 
     same_tokens = False
 
-    def verify(self, proposal: Proposal, target: TargetTokens) -> Acceptance:
-        """Return the accepted path and its tokens, the bonus last; see ``Verifier.verify``."""
+    def verify(self, proposal: Proposal, target: TargetTokens) -> Iterator[Accepted]:
+        """Yield the accepted tokens and the bonus; see ``Verifier.verify``."""
         tree = proposal.tree
-        tokens: list[int] = []
         reached = ROOT
         while True:
             p = _as_array(target.probabilities(reached))
             accepted = None
             tries = 0
             for child in tree.children.get(reached, ()):
-                q = None if proposal.draft_probs is None else proposal.draft_probs[child]
-                q_array = None if q is None else _as_array(q)
+                q = None if proposal.draft_probs is None else _as_array(proposal.draft_probs[child])
                 token = tree.tokens[child]
-                if target.uniform(reached, tries) < accept_probability(p, q_array, token):
+                if target.uniform(reached, tries) < accept_probability(p, q, token):
                     accepted = child
                     break
-                p = residual(p, q_array, token)
+                p = residual(p, q, token)
                 tries += 1
             if accepted is None:
-                tokens.append(draw(p, target.uniform(reached, tries)))
-                return Acceptance(path=tree.path(reached), tokens=tuple(tokens))
-            tokens.append(tree.tokens[accepted])
+                yield Accepted(draw(p, target.uniform(reached, tries)), None)
+                return
+            yield Accepted(tree.tokens[accepted], accepted)
             reached = accepted
 
 
 def _as_array(probabilities: Tensor) -> Array:
-    """Return a tensor [V] as float64 on the host, with sum 1."""
+    """Return a tensor [V] as float64 on the host, with sum 1 unless it is 0."""
     array: Array = probabilities.double().cpu().numpy()
-    array /= array.sum()
-    return array
+    return array / (array.sum() or 1.0)

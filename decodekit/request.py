@@ -9,14 +9,20 @@ from typing import Any
 
 from decodekit.answer import Answer
 from decodekit.constraint import Constraint
-from decodekit.errors import ConfigError, GenerationError, nearest, require_at_least
+from decodekit.errors import (
+    ConfigError,
+    GenerationError,
+    nearest,
+    require_at_least,
+    shortened,
+)
 from decodekit.foreign import adopt_criteria, adopt_processors
 from decodekit.guidance import json_schema_constraint, regex_constraint
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import SequenceState
 from decodekit.params import SamplingParams
 from decodekit.processors import encode_bad_words, processors_of
-from decodekit.prompts import Prompt, encode_prompt
+from decodekit.prompts import Prompt, as_token, encode_prompt
 from decodekit.sampling import make_sampler
 from decodekit.shaping import Shaper
 from decodekit.stopping import StopRules
@@ -84,8 +90,15 @@ def request_of(
             hint = nearest(name, known | _SAMPLING)
             raise ConfigError(f"unknown option {name!r}: {hint}", key=name)
     request = replace(request, **{name: given[name] for name in given if name in known})
+    base = request.sampling or sampling
+    if not isinstance(base, SamplingParams):
+        raise ConfigError(
+            f"sampling must be SamplingParams, not {shortened(base)}; its fields may also be given "
+            "by keyword",
+            key="sampling",
+        )
     changes = {name: given[name] for name in given if name in _SAMPLING}
-    return replace(request, sampling=replace(request.sampling or sampling, **changes))
+    return replace(request, sampling=replace(base, **changes))
 
 
 def prepare(
@@ -126,6 +139,10 @@ def prepare(
     )
     if request.logprobs is not None:
         require_at_least(request.logprobs, 0, key="logprobs")
+    if not isinstance(chat, bool):
+        raise ConfigError(
+            f"chat must be true or false, not {shortened(chat)}", key="chat", value=chat
+        )
     sequences = _token_runs(request.stop_token_ids, adapter.vocab_size)
     # A plain text goes on where the prompt ends; an answer in a chat starts afresh.
     text = _new_text(
@@ -135,7 +152,7 @@ def prepare(
         undo=max(map(len, sequences), default=0),
     )
     state = SequenceState(
-        committed=prompt,
+        committed=list(prompt),
         proposer=strategy.new_proposer(params),
         verifier=verifier,
         sampler=make_sampler(params),
@@ -158,9 +175,9 @@ def prepare(
 def _new_text(
     stop: str | Sequence[str] | None, tokenizer: Any, *, context: Sequence[int], undo: int
 ) -> IncrementalText | None:
-    strings = [stop] if isinstance(stop, str) else list(stop or ())
-    if not all(isinstance(string, str) for string in strings):
-        raise ConfigError("stop must be strings", key="stop", value=stop)
+    strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(strings, (list, tuple)) or not all(isinstance(s, str) for s in strings):
+        raise ConfigError(f"stop must be strings, not {shortened(stop)}", key="stop", value=stop)
     if tokenizer is not None:
         return IncrementalText(tokenizer, stop=strings, context=context, undo=undo)
     if strings:
@@ -172,18 +189,20 @@ def _token_runs(given: Any, vocab_size: int) -> list[tuple[int, ...]]:
     """Return stop tokens as runs; a number stands for a run of one."""
     if given is None:
         return []
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    items = plain if isinstance(plain, (list, tuple)) else [plain]
     try:
-        items = [given] if isinstance(given, int) else list(given)
-        runs = [(item,) if isinstance(item, int) else tuple(item) for item in items]
-        good = all(
-            run and all(isinstance(token, int) and 0 <= token < vocab_size for token in run)
-            for run in runs
-        )
+        runs = [
+            tuple(map(as_token, item if isinstance(item, (list, tuple)) else [item]))
+            for item in items
+        ]
+        good = all(run and all(0 <= token < vocab_size for token in run) for run in runs)
     except TypeError:
         good = False
     if not good:
         raise ConfigError(
-            f"stop_token_ids must be token ids of the model, or runs of them, not {given!r:.60}",
+            "stop_token_ids must be token ids of the model, or runs of them, not "
+            f"{shortened(given)}",
             key="stop_token_ids",
             value=given,
         )
@@ -236,7 +255,7 @@ def _constraint(given: Any, adapter: ModelAdapter, tokenizer: Any) -> Constraint
     if not isinstance(given, Mapping) or len(given) != 1 or not set(given) <= set(makers):
         raise ConfigError(
             'a constraint is {"regex": ...}, {"json_schema": ...} or an object with fork, advance '
-            f"and mask, not {given!r:.60}",
+            f"and mask, not {shortened(given)}",
             key="constraint",
             value=given,
         )

@@ -99,8 +99,6 @@ class LocalRunner:
         chunk = self.prefill_chunk
         plans = list(plans)
         while any(len(plan.pending) > chunk for plan in plans):
-            if self._cancelled():
-                raise Cancelled
             # A sequence that is done already takes part with one row that is not kept.
             takes = [chunk if len(plan.pending) > chunk else 0 for plan in plans]
             self._forward(
@@ -114,6 +112,8 @@ class LocalRunner:
                 StepPlan(plan.prefix + take, plan.pending[take:], plan.tree)
                 for plan, take in zip(plans, takes, strict=True)
             ]
+            if self._cancelled():
+                raise Cancelled
         self._leads = [len(plan.pending) for plan in plans]
         return plans
 

@@ -16,7 +16,7 @@ from decodekit.constraint import Constraint
 from decodekit.errors import GenerationError
 from decodekit.processors import LogitsProcessor
 from decodekit.sampling import require_finite
-from decodekit.tree import EMPTY_TREE, ROOT, TokenTree
+from decodekit.tree import EMPTY_TREE, TokenTree
 
 __all__ = ["Shaper"]
 
@@ -66,8 +66,9 @@ class Shaper:
         self._committed = committed
         self._tree = tree
         self._logits = logits
-        self._states: dict[int, _State | None] = {ROOT: self._root}
-        self._rows: dict[int, Tensor] = {}
+        # By path and not by node: of two nodes that stand for one path, one is asked about.
+        self._states: dict[tuple[int, ...], _State | None] = {(): self._root}
+        self._rows: dict[tuple[int, ...], Tensor] = {}
 
     def row(self, node: int) -> Tensor:
         """Return the changed logits [V] after ``node``, in float32 or wider.
@@ -78,9 +79,10 @@ class Shaper:
             GenerationError: The model's logits are broken, a processor returns something else than
                 scores, or no token is left.
         """
-        row = self._rows.get(node)
+        path = self._tree.path_tokens(node)
+        row = self._rows.get(path)
         if row is None:
-            row = self._rows[node] = self._shaped(node)
+            row = self._rows[path] = self._shaped(node, path)
         return row
 
     def commit(self, node: int, bonus: int) -> None:
@@ -92,15 +94,14 @@ class Shaper:
         if state is not None:
             self._root = state
 
-    def _shaped(self, node: int) -> Tensor:
+    def _shaped(self, node: int, path: tuple[int, ...]) -> Tensor:
         state = self._state(node)
         raw = self._logits[node + 1 : node + 2]
         require_finite(raw.amax(dim=-1))
         scores = raw.to(torch.promote_types(raw.dtype, torch.float32), copy=True)
         if state is None:
             return scores[0]
-        ids = [*self._committed, *self._tree.path_tokens(node)]
-        input_ids = torch.tensor([ids], device=scores.device)
+        input_ids = torch.tensor([[*self._committed, *path]], device=scores.device)
         for processor in state.processors:
             scores = processor(input_ids, scores)
             if not isinstance(scores, Tensor) or scores.shape != raw.shape:
@@ -116,14 +117,14 @@ class Shaper:
         return scores[0]
 
     def _state(self, node: int) -> _State | None:
-        if node not in self._states:
-            parent = self._tree.parents[node]
-            self.row(parent)  # a processor with a state counts on having seen the row before
-            above = self._states[parent]
-            self._states[node] = above and above.after(self._tree.tokens[node])
-        return self._states[node]
+        path = self._tree.path_tokens(node)
+        if path not in self._states:
+            self.row(self._tree.parents[node])  # a processor with a state has to have seen it
+            above = self._states[path[:-1]]
+            self._states[path] = above and above.after(path[-1])
+        return self._states[path]
 
 
 def _fork(processor: LogitsProcessor) -> LogitsProcessor:
     fork = getattr(processor, "fork", None)
-    return processor if fork is None else fork()
+    return fork() if callable(fork) else processor

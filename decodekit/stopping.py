@@ -6,11 +6,12 @@ counter sees it. Most bugs of speculative decoders are a second place where this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Literal, TypeAlias
 
 from decodekit.errors import require_at_least
 from decodekit.text import IncrementalText
+from decodekit.tree import ROOT
 
 __all__ = ["Criterion", "FinishReason", "StopRules", "cut_run"]
 
@@ -120,12 +121,24 @@ class StopRules:
         return tuple(self.tokens[-len(run) :]) == run
 
 
-def cut_run(tokens: tuple[int, ...], rules: StopRules) -> tuple[int, ...]:
-    """Return ``tokens`` up to and including the one that ends the text, if one does.
+def cut_run(run: Iterable[tuple[int, int | None]], rules: StopRules) -> tuple[tuple[int, ...], int]:
+    """Return an accepted run up to and including the token that ends the text, if one does.
 
-    This is the only place where an accepted run is shortened.
+    This is the only place where a run is shortened. What comes after the end is not asked for.
+
+    Args:
+        run: The accepted tokens, each with its node or None; see ``Verifier.verify``.
+        rules: Asked about each token.
+
+    Returns:
+        The tokens, and the last of the nodes that carry them, ``ROOT`` if there is none.
     """
-    for count, token in enumerate(tokens, start=1):
+    tokens: list[int] = []
+    last = ROOT
+    for token, node in run:
+        tokens.append(token)
+        if node is not None:
+            last = node
         if rules.push(token) is not None:
-            return tokens[:count]
-    return tokens
+            break
+    return tuple(tokens), last

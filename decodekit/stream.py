@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from threading import Event, Lock
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from threading import Event, RLock
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +26,7 @@ class GenerationStream:
         answer: What is decoded.
         decode: Starts decoding; it is given a function that says whether to give up. Nothing is
             run before the first step is asked for.
-        streamer: Gets the token ids of every run, as ``transformers``' streamers do.
+        streamer: Gets the token ids of the prompt and of every run, like those of ``transformers``.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class GenerationStream:
         self._cancelled = Event()
         self._records = decode(self._cancelled.is_set)
         self._streamer = streamer
-        self._lock = Lock()  # one step at a time, whoever asks for it
-        self._ended = False
+        self._lock = RLock()  # one step at a time, whoever asks for it
+        self._decoding = self._ended = False
+        self._begun = False
 
     def __iter__(self) -> Iterator[TextChunk]:
         return self
@@ -85,6 +86,7 @@ class GenerationStream:
     def cancel(self) -> None:
         """End the request after the pass that is under way; may be called from any thread."""
         self._cancelled.set()
+        self._end_if_cancelled()
 
     def close(self) -> None:
         """End the request where it is, waiting for a step that another thread runs."""
@@ -99,28 +101,49 @@ class GenerationStream:
 
     def _step(self) -> TextChunk | None:
         """Run the next step; return None at the end."""
-        with self._lock:
-            try:
-                records = None if self._cancelled.is_set() else next(self._records, None)
-                if records is None:
-                    self._end()
-                    return None
-                chunk = self._answer.add(records[0])
-                if self._streamer is not None:
-                    self._put(chunk)
-                return chunk
-            except BaseException:
-                self._end()
-                raise
+        try:
+            with self._lock:
+                return self._locked_step()
+        finally:
+            self._end_if_cancelled()  # nobody may ask for another step
 
-    def _put(self, chunk: TextChunk) -> None:
+    def _locked_step(self) -> TextChunk | None:
+        try:
+            self._decoding = True
+            if self._streamer is not None and not self._begun:
+                self._put([self._answer.prompt])  # as generate does; streamers can skip it
+            self._begun = True
+            records = None if self._cancelled.is_set() else next(self._records, None)
+            self._decoding = False
+            if records is None:
+                self._end()
+                return None
+            chunk = self._answer.add(records[0])
+            if self._streamer is not None:
+                self._put(chunk.tokens)
+            return chunk
+        except BaseException:
+            self._decoding = False
+            self._end()
+            raise
+
+    def _put(self, tokens: Sequence[object]) -> None:
         import torch  # only where a streamer is; the rest of this module needs none
 
-        self._streamer.put(torch.tensor(chunk.tokens))
+        self._streamer.put(torch.tensor(tokens))
+
+    def _end_if_cancelled(self) -> None:
+        """Let go at once if no step is under way; if one is, it does so itself."""
+        if self._cancelled.is_set() and self._lock.acquire(blocking=False):
+            try:
+                if not self._decoding:
+                    self._end()
+            finally:
+                self._lock.release()
 
     def _end(self) -> None:
         """Let go of the model, and of a streamer's reader."""
         self._records.close()
-        if self._streamer is not None and not self._ended:
+        ended, self._ended = self._ended, True
+        if self._streamer is not None and not ended:
             self._streamer.end()
-        self._ended = True

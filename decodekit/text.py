@@ -123,6 +123,11 @@ class IncrementalText:
         self._shown = max(self._shown, end)
         return piece
 
+    @property
+    def shown(self) -> str:
+        """All that ``take`` has returned."""
+        return self.text[: self._shown]
+
     def _append(self, piece: str) -> None:
         start = max(len(self.text) - self._longest + 1, 0)
         self.text += piece

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from decodekit.interfaces import Acceptance, Proposal, TargetTokens
+from collections.abc import Iterator
+
+from decodekit.interfaces import Accepted, Proposal, TargetTokens
 from decodekit.tree import ROOT
 
 __all__ = ["ExactMatchVerifier"]
@@ -19,21 +21,20 @@ class ExactMatchVerifier:
     its division of 0 by 0.
     """
 
-    def verify(self, proposal: Proposal, target: TargetTokens) -> Acceptance:
-        """Return the accepted path and its tokens, the bonus last; see ``Verifier.verify``."""
+    def verify(self, proposal: Proposal, target: TargetTokens) -> Iterator[Accepted]:
+        """Yield the accepted tokens and the bonus; see ``Verifier.verify``."""
         tree = proposal.tree
-        tokens: list[int] = []
-        reached = ROOT
         # Without deduplication several nodes can stand for one path; all of them are followed.
         frontier = [ROOT]
-        while frontier:
-            reached = frontier[0]
-            token = target.after(reached)
-            tokens.append(token)
+        while True:
+            token = target.after(frontier[0])
             frontier = [
                 child
                 for node in frontier
                 for child in tree.children.get(node, ())
                 if tree.tokens[child] == token
             ]
-        return Acceptance(path=tree.path(reached), tokens=tuple(tokens))
+            if not frontier:
+                yield Accepted(token, None)
+                return
+            yield Accepted(token, frontier[0])

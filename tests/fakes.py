@@ -11,28 +11,32 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decodekit.interfaces import Budget, Proposal, StepOutcome
+from decodekit.interfaces import Budget, Proposal, StepOutcome, TargetTokens, Verifier
 from decodekit.loop import SequenceState, StepRecord, decode
 from decodekit.plan import StepPlan
 from decodekit.runner import LocalRunner
-from decodekit.tree import TokenTree
+from decodekit.stopping import StopRules, cut_run
+from decodekit.tree import ROOT, TokenTree
 from decodekit.verify import ExactMatchVerifier
 
 __all__ = [
+    "Acceptance",
     "ByteTokenizer",
     "OracleProposer",
     "PieceTokenizer",
     "RandomProposer",
     "ToyAdapter",
     "ToyCache",
+    "cut",
     "decode_one",
     "plain_decode",
+    "walked",
 ]
 
 
@@ -175,6 +179,30 @@ def decode_one(
     for records in decode([state], runner=runner, max_nodes=max_nodes):
         (record,) = records
         yield record
+
+
+class Acceptance(NamedTuple):
+    """The nodes that a verifier accepted and the tokens that it yielded, the bonus last."""
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+def walked(verifier: Verifier, proposal: Proposal, target: TargetTokens) -> Acceptance:
+    """Return all that a verifier accepts."""
+    run = list(verifier.verify(proposal, target))
+    assert [node is None for _, node in run] == [False] * (len(run) - 1) + [True]
+    *nodes, _ = (node for _, node in run)
+    path = proposal.tree.path(nodes[-1]) if nodes else ()
+    assert len(path) == len(nodes)
+    return Acceptance(path, tuple(token for token, _ in run))
+
+
+def cut(tokens: Iterable[int], rules: StopRules) -> tuple[int, ...]:
+    """Return what the stop rules leave of a run."""
+    kept, last = cut_run([(token, None) for token in tokens], rules)
+    assert last == ROOT
+    return kept
 
 
 class _Watcher:

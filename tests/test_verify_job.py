@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decodekit.cli import main
-from decodekit.interfaces import Acceptance
+from decodekit.interfaces import Accepted
 from decodekit.verify import ExactMatchVerifier
 from tests.checkpoint import save_checkpoint
 
@@ -99,7 +99,8 @@ def test_a_defect_is_exit_code_1_and_is_shown(
     def careless(self: ExactMatchVerifier, proposal, target):  # type: ignore[no-untyped-def]
         if not proposal.tree:
             return right(self, proposal, target)
-        return Acceptance((0,), (proposal.tree.tokens[0], target.after(0)))
+        accepted = [Accepted(proposal.tree.tokens[0], 0), Accepted(target.after(0), None)]
+        return iter(accepted)
 
     monkeypatch.setattr(ExactMatchVerifier, "verify", careless)
     code, out, _ = verify(capsys, checkpoint, f"verify.prompts={prompts}", "strategy=jacobi")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decodekit import Decoder
 from decodekit.certificate import TOLERANCES, Divergence, compare, first_difference, margin
-from decodekit.interfaces import Budget, Proposal, StepOutcome
+from decodekit.interfaces import Accepted, Budget, Proposal, StepOutcome
 from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
 from decodekit.sampling import GreedySampler, PositionSampler, make_sampler, uniform
@@ -113,11 +113,10 @@ class Wrong:
     """A verifier that accepts whatever is proposed."""
 
     def verify(self, proposal: Proposal, target: Any) -> Any:
-        from decodekit.interfaces import Acceptance
-
         nodes = tuple(range(len(proposal.tree)))
         last = nodes[-1] if nodes else -1
-        return Acceptance(nodes, (*proposal.tree.tokens, target.after(last)))
+        yield from map(Accepted, proposal.tree.tokens, nodes)
+        yield Accepted(target.after(last), None)
 
 
 def test_a_broken_verifier_is_a_defect() -> None:

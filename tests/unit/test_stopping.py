@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from decodekit.errors import ConfigError
-from decodekit.stopping import StopRules, cut_run
+from decodekit.stopping import StopRules
 from decodekit.text import IncrementalText
-from tests.fakes import ByteTokenizer
+from tests.fakes import ByteTokenizer, cut
 
 LETTERS = ByteTokenizer([bytes([byte]) for byte in b"abcdefghij"], special=[9])
 EOS = 9
@@ -30,16 +30,16 @@ def test_nothing_ends_the_text_before_its_time() -> None:
 @pytest.mark.parametrize("eos", [5, 7, 9])
 def test_any_of_several_tokens_ends_the_text(eos: int) -> None:
     some = StopRules(max_new_tokens=8, eos_token_ids=frozenset({5, 7, 9}))
-    assert cut_run((1, 2, eos, 3), some) == (1, 2, eos)
+    assert cut((1, 2, eos, 3), some) == (1, 2, eos)
     assert some.finish_reason == "eos"
     assert len(some.tokens) == 3
 
 
 def test_a_stop_string_ends_the_text_at_the_token_that_completes_it() -> None:
     some = rules(stop=["cd"])
-    assert cut_run((0, 1, 2), some) == (0, 1, 2)
+    assert cut((0, 1, 2), some) == (0, 1, 2)
     assert some.finish_reason is None
-    assert cut_run((3, 4), some) == (3,)
+    assert cut((3, 4), some) == (3,)
     assert some.finish_reason == "stop"
 
 
@@ -51,7 +51,7 @@ def test_every_budget_gives_exactly_that_many_tokens(budget: int, split: int) ->
     kept: tuple[int, ...] = ()
     for run in (tokens[:split], tokens[split:]):
         if some.finish_reason is None:
-            kept += cut_run(run, some)
+            kept += cut(run, some)
     assert kept == tokens[:budget]
     assert some.finish_reason == ("length" if budget <= 6 else None)
     assert some.remaining == 0
@@ -77,7 +77,7 @@ def test_the_models_last_position_ends_the_text_only_if_it_comes_first(
 ) -> None:
     some = rules(max_new_tokens, room=room)
     assert some.remaining == produced
-    kept = cut_run((0, 1, 2, 3, 4, 5), some) if some.finish_reason is None else ()
+    kept = cut((0, 1, 2, 3, 4, 5), some) if some.finish_reason is None else ()
     assert len(kept) == len(some.tokens) == produced
     assert some.finish_reason == reason
 
@@ -98,7 +98,7 @@ def test_where_several_rules_fire_the_first_is_the_reason(
     options: dict[str, object], reason: str
 ) -> None:
     some = rules(**options)  # type: ignore[arg-type]
-    assert cut_run((0, 1, 2, 3), some) == (0, 1, 2)
+    assert cut((0, 1, 2, 3), some) == (0, 1, 2)
     assert some.finish_reason == reason
 
 
@@ -114,21 +114,21 @@ def test_the_rule_that_fires_at_the_earlier_token_wins(
     run: tuple[int, ...], kept: tuple[int, ...], reason: str
 ) -> None:
     some = rules(5, stop=["cd"], eos_token_ids={EOS})
-    assert cut_run(run, some) == kept
+    assert cut(run, some) == kept
     assert some.finish_reason == reason
 
 
 def test_a_run_that_ends_nothing_is_kept_whole() -> None:
     some = rules(8)
-    assert cut_run((), some) == ()
-    assert cut_run((0, 1), some) == (0, 1)
+    assert cut((), some) == ()
+    assert cut((0, 1), some) == (0, 1)
     assert some.finish_reason is None
     assert len(some.tokens) == 2
 
 
 def test_without_a_text_only_tokens_count() -> None:
     some = StopRules(max_new_tokens=2, eos_token_ids={EOS})
-    assert cut_run((0, 1, 2), some) == (0, 1)
+    assert cut((0, 1, 2), some) == (0, 1)
     assert some.finish_reason == "length"
 
 

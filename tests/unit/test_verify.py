@@ -13,13 +13,14 @@ from torch import Tensor
 
 from decodekit import sampling
 from decodekit.errors import GenerationError
-from decodekit.interfaces import Acceptance, Proposal, Verifier
+from decodekit.interfaces import Proposal, Verifier
 from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
 from decodekit.sampling import GreedySampler, PositionSampler
 from decodekit.target import StepTarget
 from decodekit.tree import ROOT, TokenTree
 from decodekit.verify import ExactMatchVerifier
+from tests.fakes import Acceptance, walked
 
 
 class Script:
@@ -38,7 +39,7 @@ class Script:
 
 
 def verify(tree: TokenTree, truth: Sequence[int]) -> Acceptance:
-    return ExactMatchVerifier().verify(Proposal(tree), Script(tree, truth))
+    return walked(ExactMatchVerifier(), Proposal(tree), Script(tree, truth))
 
 
 # --- walks ---------------------------------------------------------------------------------------
@@ -134,14 +135,14 @@ def test_broken_logits_of_a_node_that_is_not_reached_do_no_harm() -> None:
     logits = torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])
     target = StepTarget(StepPlan(0, (1,), TokenTree.chain([0])), logits, GreedySampler())
     tree = TokenTree.chain([0])
-    assert ExactMatchVerifier().verify(Proposal(tree), target) == Acceptance((), (1,))
+    assert walked(ExactMatchVerifier(), Proposal(tree), target) == Acceptance((), (1,))
 
 
 def test_broken_logits_of_the_anchor_are_an_error() -> None:
     logits = torch.full((1, 3), torch.nan)
     target = StepTarget(StepPlan(0, (1,)), logits, GreedySampler())
     with pytest.raises(GenerationError):
-        ExactMatchVerifier().verify(Proposal(), target)
+        walked(ExactMatchVerifier(), Proposal(), target)
 
 
 # --- the law of acceptance -----------------------------------------------------------------------
@@ -208,7 +209,7 @@ def test_acceptance_is_exactly_the_models_probability(
     for cells in product(range(8), repeat=height + 1):
         grid[:] = [(cell + 0.5) / 8 for cell in cells]
         target = StepTarget(plan, logits, sampler)
-        acceptance = ExactMatchVerifier().verify(Proposal(tree), target)
+        acceptance = walked(ExactMatchVerifier(), Proposal(tree), target)
         assert acceptance.tokens[:-1] == tree.path_tokens((ROOT, *acceptance.path)[-1])
         runs[acceptance.tokens] += 1
     chance = {run: Fraction(count, 8 ** (height + 1)) for run, count in runs.items()}
