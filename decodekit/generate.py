@@ -119,18 +119,16 @@ def read_prompt(config: RunConfig) -> str:
 
 def _show(stream: GenerationStream, *, quiet: bool) -> int:
     """Print the text as it becomes certain; return the exit code if it was interrupted, else 0."""
-    shown = interrupted = 0
+    interrupted = 0
     try:
         for chunk in stream:
             if not quiet and chunk.text:
-                shown += len(chunk.text)
                 print(chunk.text, end="", flush=True)
     except KeyboardInterrupt as interruption:
         stream.close()
         interrupted = exit_code(interruption)
     if not quiet:
-        # What was held back for a stop string that never came.
-        print(stream.result.text[shown:], flush=True)
+        print(flush=True)
     return interrupted
 
 

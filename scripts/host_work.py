@@ -15,9 +15,9 @@ from statistics import median
 import torch
 
 from decodekit import Decoder
-from decodekit.bench.prompts import read_prompts
 from decodekit.compose import compose_config
 from decodekit.plan import StepPlan
+from decodekit.prompt_files import read_prompts
 from decodekit.tree import TokenTree
 
 
@@ -27,7 +27,7 @@ def main(path: str, overrides: list[str]) -> None:
     decoder = Decoder.from_config(config)
     host: list[float] = []
     rows: list[int] = []
-    for prompt in read_prompts(path, limit=2):
+    for prompt in read_prompts(path, limit=2, key="PROMPTS"):
         stream = decoder.stream(prompt.prompt, max_new_tokens=96, chat=prompt.chat)
         seen = stream.result.stats
         start = time.perf_counter()
