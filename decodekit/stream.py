@@ -90,9 +90,10 @@ class GenerationStream:
 
     def close(self) -> None:
         """End the request where it is, waiting for a step that another thread runs."""
-        self.cancel()
+        self._cancelled.set()
         with self._lock:
-            self._end()
+            if not self._decoding:  # from within its own step: it ends with the step
+                self._end()
 
     @property
     def result(self) -> GenerationResult:
@@ -108,19 +109,21 @@ class GenerationStream:
             self._end_if_cancelled()  # nobody may ask for another step
 
     def _locked_step(self) -> TextChunk | None:
+        if self._cancelled.is_set():
+            self._end()
+            return None
         try:
-            self._decoding = True
-            if self._streamer is not None and not self._begun:
+            if not self._begun:
+                self._begun = True
                 self._put([self._answer.prompt])  # as generate does; streamers can skip it
-            self._begun = True
-            records = None if self._cancelled.is_set() else next(self._records, None)
+            self._decoding = True
+            records = next(self._records, None)
             self._decoding = False
             if records is None:
                 self._end()
                 return None
             chunk = self._answer.add(records[0])
-            if self._streamer is not None:
-                self._put(chunk.tokens)
+            self._put(chunk.tokens)
             return chunk
         except BaseException:
             self._decoding = False
@@ -128,9 +131,10 @@ class GenerationStream:
             raise
 
     def _put(self, tokens: Sequence[object]) -> None:
-        import torch  # only where a streamer is; the rest of this module needs none
+        if self._streamer is not None:
+            import torch  # the rest of this module needs none
 
-        self._streamer.put(torch.tensor(tokens))
+            self._streamer.put(torch.tensor(tokens))
 
     def _end_if_cancelled(self) -> None:
         """Let go at once if no step is under way; if one is, it does so itself."""
