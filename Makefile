@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
 .PHONY: demo test fast lint format clean
@@ -13,11 +14,13 @@ demo: $(VENV)/.installed
 	$(BIN)/decodekit strategy=lookahead model=smollm2-135m max_new_tokens=128 compare=true \
 	  prompt="Write a Python function that returns the n-th Fibonacci number, and explain it step by step."
 
-test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest
+# The real model's tests come last and alone: they use all cores.
+test: fast
+	$(BIN)/python -m pytest -m e2e
 
+# Two processes with one thread each: torch's threads would wait for each other.
 fast: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -m "not e2e"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e" -q -n $(WORKERS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

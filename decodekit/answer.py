@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 
 from decodekit.loop import SequenceState, StepRecord
 from decodekit.result import GenerationResult, GenerationStats, TextChunk
@@ -41,7 +41,7 @@ class Answer:
         self._steps = self._nodes = 0
         self._first = self._last = self._forward = 0.0
         self._finish_reason = state.rules.finish_reason
-        self._lock = Lock()  # a result is asked for from any thread
+        self._lock = RLock()  # a result is asked for from any thread
 
     def add(self, record: StepRecord) -> TextChunk:
         """Take in a step; return what it adds for a reader."""

@@ -217,7 +217,8 @@ class Decoder:
             try:
                 answers.append(self.begin(one, **options))
             except DecodekitError as error:
-                error.args = (f"prompt {number} of the batch: {error}",)
+                if len(prompt) > 1:
+                    error.args = (f"prompt {number} of the batch: {error}",)
                 raise
         for records in self.steps(answers):
             for record in records:

@@ -12,10 +12,12 @@ import pytest
 
 from decodekit import Component, Decoder
 from decodekit.decoder import Decoder as DecoderClass
+from decodekit.plugins import registry
 from tests.checkpoint import save_checkpoint
 from tests.tiny import greedy_loop, random_prompt, tiny_model
 
 ROOT = Path(__file__).parents[1]
+STRATEGIES = registry().names("strategy")
 
 
 def blocks(file: str, language: str = "python") -> list[str]:
@@ -61,9 +63,7 @@ def test_the_python_of_the_readme(
     assert capsys.readouterr().out
 
 
-def test_the_requests_of_the_guide(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_requests_of_the_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     decoder = Decoder.from_config(model=save_checkpoint(tmp_path))
     scope: dict[str, Any] = {"decoder": decoder}
     for block in blocks("docs/requests.md"):
@@ -87,7 +87,7 @@ def test_the_map_of_the_readme_names_files_that_exist() -> None:
         for name in re.findall(r"`([^`]+)`", row):
             places = [ROOT / name, ROOT / "decodekit" / name]
             known = any(place.exists() for place in places)
-            assert known or name in ("autoregressive", "jacobi", "prompt_lookup", "lookahead"), name
+            assert known or name in STRATEGIES, name
 
 
 def test_the_readme_is_short() -> None:

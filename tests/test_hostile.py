@@ -65,7 +65,7 @@ def test_more_memory_than_there_is(strategy: str) -> None:
     decoder = Decoder.from_model(model, strategy=strategy)
     before = decoder.generate(PROMPT, max_new_tokens=5)
     with pytest.raises(
-        GenerationError, match="step 0: no memory for a cache of .* rows; lower max"
+        GenerationError, match=r"step 0: no memory for a cache of .* rows; lower max"
     ):
         decoder.generate(PROMPT, max_new_tokens=2**40)
     assert decoder.generate(PROMPT, max_new_tokens=5).tokens == before.tokens
@@ -99,7 +99,7 @@ def test_weights_that_are_broken_are_an_error_with_the_step() -> None:
 
 def test_processors_that_leave_nothing_are_an_error_with_the_step() -> None:
     decoder = Decoder(ToyAdapter(), strategy=Autoregressive())
-    with pytest.raises(GenerationError, match="step 2: logits processors .* leave no token"):
+    with pytest.raises(GenerationError, match=r"step 2: logits processors .* leave no token"):
         decoder.generate(
             PROMPT,
             max_new_tokens=9,
