@@ -1,6 +1,6 @@
 # make demo   install, fetch the small model, watch lookahead decoding against token by token
 # make test   install what tests need; lint, types, all tests (a few minutes)
-# make fast   lint, types and the tests that need no real model (a minute or two)
+# make fast   lint, types and the tests that need no real model (a few minutes)
 
 PYTHON ?= python3
 VENV := .venv

@@ -18,13 +18,13 @@ from torch import Tensor
 from decodekit.decoder import Decoder
 from decodekit.params import SamplingParams
 from decodekit.result import GenerationResult
-from decodekit.sampling import Sampler, uniform, warp
+from decodekit.sampling import Sampler, uniform
 
 __all__ = ["TOLERANCES", "Divergence", "Verdict", "compare", "first_difference", "margin"]
 
 TOLERANCES = {"float64": 2e-6, "float32": 1e-4, "bfloat16": 1.0, "float16": 0.1}
-"""The largest gap of a tie, by dtype; see ``margin``. About twice as much as the gap between two of
-the five best tokens was seen to change with the number of rows; see docs/lossless.md."""
+"""The largest gap of a tie, by dtype; see ``margin``. Two to four times as much as the gap between
+two of the five best tokens was seen to change with the number of rows; see docs/lossless.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +106,11 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 
 def margin(row: Tensor, sampler: Sampler, position: int, other: int) -> float:
-    """Return how little would have made ``other`` the token at ``position``.
+    """Return by how much two logits would have to draw closer for ``other`` to come out.
 
-    Under greedy decoding the difference of its logit to the best one. Under sampling the distance
-    in probability of the draw from the token's share; or, if that is less, how close a filter was
-    to letting in or leaving out another token, in logits or, for top-p, in probability.
+    Under greedy decoding the difference of its logit to the best one. Under sampling what moves the
+    border of its share of the distribution to the draw; or, if that is less, what makes a filter
+    let in or leave out one token more. Always in units of logits, so that one tolerance fits all.
 
     Args:
         row: [V], the logits that the token was chosen from, processors and constraint applied.
@@ -121,27 +121,39 @@ def margin(row: Tensor, sampler: Sampler, position: int, other: int) -> float:
     params = getattr(sampler, "params", None)
     if not isinstance(params, SamplingParams):
         return float(row.max() - row[other])
-    probs = warp(row[None], params)[0].double()
-    share = probs / probs.sum()
-    end = float(share[: other + 1].sum())
-    start = end - float(share[other])
+    share = sampler.probabilities(row[None])[0].double()
     number = uniform(sampler.seed, position)
-    distance = max(start - number, number - end, 0.0) if share[other] > 0 else math.inf
-    return min(distance, _filter_margin(row, probs, params))
+    gap = math.inf
+    if share[other] > 0:
+        end = float(share[: other + 1].sum())
+        start = end - float(share[other])
+        border = start if number < start else min(end, number)
+        gap = params.temperature * abs(_log_odds(border) - _log_odds(number))
+    return min(gap, _filter_gap(row, params))
 
 
-def _filter_margin(row: Tensor, probs: Tensor, params: SamplingParams) -> float:
-    """Return how close the filters were to keeping one token more or less."""
-    kept = probs > 0
-    if bool(kept.all()):
-        return math.inf
-    closest = float(row[kept].min() - row[~kept].max())
+def _filter_gap(row: Tensor, params: SamplingParams) -> float:
+    """Return how close, in logits, a filter was to keeping one token more or less."""
+    ranked = row[row > -math.inf].double().sort(descending=True).values
+    gaps = [math.inf]
+    if 0 < params.top_k < len(ranked):
+        gaps.append(float(ranked[params.top_k - 1] - ranked[params.top_k]))
+        ranked = ranked[: params.top_k]
+    if params.min_p > 0:
+        least = ranked[0] + params.temperature * math.log(params.min_p)
+        gaps.append(float((ranked - least).abs().min()))
     if params.top_p < 1:
-        whole = (row.double() / params.temperature).softmax(dim=-1)
-        mass = float(whole[kept].sum())
-        least = float(whole[kept].min())
-        closest = min(closest, abs(mass - params.top_p), abs(mass - least - params.top_p))
-    return closest
+        masses = (ranked / params.temperature).softmax(dim=-1).cumsum(dim=-1)[:-1].tolist()
+        wanted = _log_odds(params.top_p)
+        gaps += [params.temperature * abs(_log_odds(mass) - wanted) for mass in masses]
+    return min(gaps)
+
+
+def _log_odds(share: float) -> float:
+    """Return the logit of a probability: it changes by as much as the logits on its two sides."""
+    if share <= 0 or share >= 1:
+        return math.copysign(math.inf, share - 0.5)
+    return math.log(share / (1 - share))
 
 
 class _Recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.factory import build_adapter
-from decodekit.generate import read_prompt, request_options
+from decodekit.generate import read_prompt, request_options, require_same_tokens
 from decodekit.prompt_files import FilePrompt, read_prompts
 from decodekit.signals import exit_code
 from decodekit.table import render_table
@@ -38,12 +39,7 @@ def run_verify(config: RunConfig) -> int:
     """
     prompts = _prompts(config)
     decoder = Decoder.from_config(config)
-    if config.sampling.temperature > 0 and not getattr(decoder.verifier, "same_tokens", True):
-        raise ConfigError(
-            "under sampling this verifier gives the same distribution, not the same tokens; verify "
-            "it with sampling=greedy",
-            key="verifier",
-        )
+    require_same_tokens(decoder, config)
     reference = _reference(decoder, config)
     dtype = _dtype(decoder, config)
     tolerance = config.verify.tolerance
@@ -72,7 +68,7 @@ def run_verify(config: RunConfig) -> int:
         code = exit_code(interruption)  # what was judged until then is still reported
     print(file=sys.stderr)
     facts = {
-        "model": config.model.name,
+        "model": config.model.path or config.model.name,
         "strategy": config.strategy.name,
         "backend": getattr(config.backend, "name", config.backend),
         "reference_backend": config.verify.backend or getattr(config.backend, "name", None),
@@ -87,6 +83,8 @@ def run_verify(config: RunConfig) -> int:
 def _prompts(config: RunConfig) -> list[FilePrompt]:
     verify = config.verify
     if verify.prompts is None:
+        if verify.limit:
+            raise ConfigError("verify.limit needs verify.prompts", key="verify.limit")
         return [FilePrompt("1", "prompt", read_prompt(config), chat=True)]
     if config.prompt is not None or config.prompt_file is not None:
         raise ConfigError("give verify.prompts or a prompt, not both", key="verify.prompts")
@@ -108,6 +106,11 @@ def _reference(decoder: Decoder, config: RunConfig) -> Decoder:
 def _dtype(decoder: Decoder, config: RunConfig) -> str:
     model = getattr(decoder.adapter, "model", None)
     return str(getattr(model, "dtype", config.dtype)).removeprefix("torch.")
+
+
+def _finite(gap: float | None) -> float | None:
+    """Return a gap as JSON can hold it: a token that is not to be had at all has none."""
+    return gap if gap is not None and math.isfinite(gap) else None
 
 
 def _as_json(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:
@@ -137,7 +140,8 @@ def _as_text(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:
         tokens = sum(one.verdict.tokens for one in group)
         rows.append([name, *map(str, (len(group), tokens, *counts.values()))])
     parts = [
-        f"{facts['strategy']} against autoregressive, {facts['model']}, {facts['dtype']}, "
+        f"{facts['strategy']} ({facts['backend']}) against autoregressive "
+        f"({facts['reference_backend']}), {facts['model']}, {facts['dtype']}, "
         f"tie up to {facts['tolerance']:g}",
         render_table(rows),
     ]

@@ -38,6 +38,7 @@ _LITERAL = (
     "model.path",
     "model.repo",
     "model.revision",
+    "strategy.model",
     "bench.prompts",
     "bench.output",
     "verify.prompts",
@@ -252,6 +253,10 @@ def _check_key(config: DictConfig, dotted: str) -> None:
             return
         if part not in node:
             inside = f" in {where!r}" if where else ""
+            if not where and part in config.sampling:
+                raise ConfigError(
+                    f"unknown key {part!r}: did you mean 'sampling.{part}'?", key=dotted
+                )
             raise ConfigError(
                 f"unknown key {part!r}{inside}: {nearest(part, map(str, node))}", key=dotted
             )

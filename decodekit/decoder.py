@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from decodekit.answer import Answer
 from decodekit.config import DecoderConfig
-from decodekit.errors import ConfigError, DecodekitError, require_at_least
+from decodekit.errors import ConfigError, DecodekitError, require_at_least, shortened
 from decodekit.factory import (
     build_adapter,
     build_strategy,
@@ -66,9 +66,15 @@ class Decoder:
         require_at_least(prefill_chunk, 1, key="prefill_chunk")
         self.adapter = adapter
         self.tokenizer = tokenizer
-        self.strategy = strategy
+        if not isinstance(strategy, Strategy):
+            raise ConfigError(
+                f"strategy must be a built strategy, not {shortened(strategy)}; Decoder.from_model "
+                "takes a name",
+                key="strategy",
+            )
         if isinstance(strategy, NeedsTarget):
-            strategy.attach(adapter, tokenizer)
+            strategy = strategy.attached(adapter, tokenizer)
+        self.strategy = strategy
         self.verifier = verifier or build_verifier("exact_match")
         self.sampling = sampling or SamplingParams()
         self.max_new_tokens = max_new_tokens
@@ -155,6 +161,8 @@ class Decoder:
         """
         check_execution(execution)
         built = build_strategy(strategy)
+        if settings.get("verifier") is not None and not isinstance(settings["verifier"], Verifier):
+            settings["verifier"] = build_verifier(settings["verifier"])
         decoder = cls(
             build_adapter(model, adapter=adapter, backend=backend),
             tokenizer,
@@ -248,6 +256,10 @@ class Decoder:
         """
         if streamer is not None:
             check_streamer(streamer)
+        if is_batch(prompt):
+            raise ConfigError(
+                "stream takes one prompt; Decoder.generate takes a list", key="prompt"
+            )
         answer = self.begin(prompt, **options)
         return GenerationStream(
             answer, lambda cancelled: self.steps([answer], cancelled), streamer=streamer

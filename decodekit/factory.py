@@ -141,13 +141,20 @@ class _Parts:
         pool: NGramPool = component.build(component.config(per_key=per_key, max_keys=max_keys))
         return pool
 
-    def load_model(self, model: Any, *, backend: str) -> tuple[ModelAdapter, Any]:
+    def load_model(
+        self, model: Any, *, backend: str, like: ModelAdapter
+    ) -> tuple[ModelAdapter, Any]:
         """Return a further model and its tokenizer; see ``Parts.load_model``."""
         if not isinstance(model, (str, Mapping)):
             return build_adapter(model, backend=backend), None
         from decodekit.compose import compose_mapping  # Hydra, only where it is needed
 
-        config = compose_mapping({"model": model, "backend": backend})
+        settings: dict[str, Any] = {"model": model, "backend": backend}
+        beside = getattr(like, "model", None)
+        if beside is not None and hasattr(beside, "dtype") and hasattr(beside, "device"):
+            settings["dtype"] = str(beside.dtype).removeprefix("torch.")
+            settings["device"] = str(beside.device)
+        config = compose_mapping(settings)
         loaded, tokenizer = load(config)
         prepare_execution(loaded, config.execution)
         return build_adapter(loaded, adapter=config.adapter, backend=config.backend), tokenizer

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from decodekit.errors import ConfigError, shortened
+from decodekit.errors import ConfigError, GenerationError, shortened
+from decodekit.processors import name_of
 from decodekit.stopping import Criterion
 
 __all__ = ["adopt_criteria", "adopt_processors", "check_streamer"]
@@ -46,8 +47,8 @@ def adopt_processors(given: Any, *, prompt: Sequence[int], vocab_size: int) -> l
         reason = _state_of(processor, prompt, vocab_size)
         if reason is not None:
             raise ConfigError(
-                f"the logits processor {_name(processor)} {reason}; give it fork(), which returns "
-                "a copy in the same state, or leave it out",
+                f"the logits processor {name_of(processor)} {reason}; give it fork(), which "
+                "returns a copy in the same state, or leave it out",
                 key="logits_processor",
             )
     return processors
@@ -86,10 +87,12 @@ def check_streamer(streamer: Any) -> None:
 def _several(given: Any, *, key: str) -> list[Any]:
     """Return what was given as a flat list; lists in it are opened."""
     # A LogitsProcessorList is a list that can be called.
-    if isinstance(given, (list, tuple, Iterator)):
+    if isinstance(given, (list, tuple)):
         return [item for inner in given for item in _several(inner, key=key)]
     if not callable(given):
-        raise ConfigError(f"{key} must be callable, not {shortened(given)}", key=key)
+        raise ConfigError(
+            f"{key} must be callable, not {shortened(given)}; several are given as a list", key=key
+        )
     return [given]
 
 
@@ -98,6 +101,10 @@ def _rule(criterion: Callable[..., Any], prompt: Sequence[int]) -> Criterion:
 
     def ends(tokens: Sequence[int]) -> bool:
         verdict = criterion(torch.tensor([[*before, *tokens]]), None)
+        if verdict is None:
+            raise GenerationError(
+                f"the stopping criterion {name_of(criterion)} must return whether the text ends"
+            )
         return bool(torch.as_tensor(verdict).all())
 
     return ends
@@ -144,7 +151,9 @@ def _changes(trial: Any, watched: list[Any], prompt: Sequence[int], vocab_size: 
         except Exception:
             # It may want another dtype or device, or know some prefixes only; the request will say.
             return False
-    same = all(torch.equal(answers[0], other) for other in answers)
+    same = all(
+        torch.allclose(answers[0], other, rtol=0, atol=0, equal_nan=True) for other in answers
+    )
     return not same or before != _contents(watched)
 
 
@@ -160,11 +169,3 @@ def _pickled(part: Any) -> bytes | None:
         return pickle.dumps({**values, **getattr(part, "__dict__", {})})
     except Exception:
         return None
-
-
-def _name(processor: Any) -> str:
-    """Return the name that a caller knows a processor by."""
-    owner = getattr(processor, "__self__", None) or getattr(processor, "func", None)
-    if owner is not None:
-        return _name(owner)
-    return str(getattr(processor, "__name__", type(processor).__name__))

@@ -16,7 +16,7 @@ from decodekit.result import GenerationResult
 from decodekit.signals import exit_code
 from decodekit.stream import GenerationStream
 
-__all__ = ["read_prompt", "request_options", "run_generate", "stats_record"]
+__all__ = ["read_prompt", "request_options", "require_same_tokens", "run_generate", "stats_record"]
 
 
 def run_generate(config: RunConfig) -> int:
@@ -29,6 +29,7 @@ def run_generate(config: RunConfig) -> int:
     prompt = read_prompt(config)
     decoder = Decoder.from_config(config)
     if config.compare:
+        require_same_tokens(decoder, config)
         # What torch prepares once in a process must not count for the one that runs first.
         decoder.generate(prompt, max_new_tokens=2)
     options = request_options(config)
@@ -61,6 +62,20 @@ def stats_record(result: GenerationResult) -> dict[str, Any]:
         "rows_per_step": stats.rows_per_step,
         "tokens_per_second": stats.tokens_per_second,
     }
+
+
+def require_same_tokens(decoder: Decoder, config: RunConfig) -> None:
+    """Refuse to compare tokens where only their distribution has to be the same.
+
+    Raises:
+        ConfigError: The verifier is of that kind, and tokens are drawn.
+    """
+    if config.sampling.temperature > 0 and not getattr(decoder.verifier, "same_tokens", True):
+        raise ConfigError(
+            "under sampling this verifier gives the same distribution, not the same tokens; "
+            "compare with sampling=greedy",
+            key="verifier",
+        )
 
 
 def request_options(config: RunConfig) -> dict[str, Any]:

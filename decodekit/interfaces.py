@@ -192,8 +192,12 @@ class Strategy(Protocol):
 class NeedsTarget(Protocol):
     """A strategy that has to know which model it guesses for."""
 
-    def attach(self, target: ModelAdapter, tokenizer: Any) -> None:
-        """Take note of the model and its tokenizer, which may be None; called by each decoder.
+    def attached(self, target: ModelAdapter, tokenizer: Any) -> Strategy:
+        """Return the strategy for this model; called by each decoder.
+
+        Args:
+            target: The decoder's model.
+            tokenizer: Its tokenizer, or None.
 
         Raises:
             ModelSupportError: The strategy cannot guess for this model.
@@ -238,12 +242,15 @@ class Parts(Protocol):
         """Return an empty pool ``name`` for ``per_key`` continuations of ``max_keys`` keys."""
         ...
 
-    def load_model(self, model: Any, *, backend: str) -> tuple[ModelAdapter, Any]:
+    def load_model(
+        self, model: Any, *, backend: str, like: ModelAdapter
+    ) -> tuple[ModelAdapter, Any]:
         """Return a further model and its tokenizer, or None for one that has none.
 
         Args:
             model: What ``model=...`` takes, or a loaded model.
             backend: The name of an attention backend.
+            like: A model whose dtype and device it gets, as far as they are known.
         """
         ...
 
@@ -336,7 +343,7 @@ class KVCache(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget every row of the sequences that are left; the memory stays."""
+        """Forget every row; all sequences are there again, and the memory stays."""
         ...
 
 

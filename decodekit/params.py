@@ -70,7 +70,11 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
             ("seed", 0 <= self.seed < 2**64, "in [0, 2**64)"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0; 1 is off"),
+            (
+                "repetition_penalty",
+                1e-6 <= self.repetition_penalty <= 1e6,
+                "above 0, in [1e-6, 1e6]; 1 is off",
+            ),
             ("presence_penalty", math.isfinite(self.presence_penalty), "finite"),
             ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite"),
             ("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "0 (off) or more"),
@@ -82,7 +86,7 @@ class SamplingParams:
                 isinstance(self.logit_bias, dict)
                 and _all(list(self.logit_bias), _is_token)
                 and _all(list(self.logit_bias.values()), _is_bias),
-                "a mapping from token ids to numbers",
+                "a mapping from token ids to finite numbers (or -inf, a ban)",
             ),
         ):
             _require(ok, name, rule, self)
@@ -125,7 +129,8 @@ def _is_token(value: object) -> bool:
 
 
 def _is_bias(value: object) -> bool:
-    return _is_number(value) and not math.isnan(value)  # type: ignore[arg-type]
+    """Return whether a bias is a float32 number, or -inf, which is a ban."""
+    return _is_number(value) and (value == -math.inf or abs(value) < 3e38)  # type: ignore[arg-type]
 
 
 def _all(values: object, check: Callable[[object], bool]) -> bool:

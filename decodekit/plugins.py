@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
 
@@ -45,7 +46,21 @@ def build_registry(manager: pluggy.PluginManager) -> Registry:
                     f"plugin {name!r} failed in {hook}: it must return Components", plugins=(name,)
                 )
             registry.add(kind, components, plugin=name)
+            for component in components:
+                if _config_name(component) != component.name:
+                    raise PluginError(
+                        f"plugin {name!r}: the config of the {kind} {component.name!r} must be a "
+                        f"dataclass with a field name whose default is {component.name!r}",
+                        plugins=(name,),
+                    )
     return registry
+
+
+def _config_name(component: Component) -> object:
+    """Return the default of the field ``name`` of a component's config; None if there is none."""
+    if not (isinstance(component.config, type) and is_dataclass(component.config)):
+        return None
+    return next((one.default for one in fields(component.config) if one.name == "name"), None)
 
 
 @lru_cache(maxsize=1)

@@ -36,6 +36,7 @@ __all__ = [
     "RepetitionPenalty",
     "SuppressTokens",
     "encode_bad_words",
+    "name_of",
     "processors_of",
 ]
 
@@ -279,3 +280,11 @@ def _ban_where(banned: Tensor, tokens: Tensor, scores: Tensor) -> Tensor:
     """Return the scores with -inf for those of ``tokens`` [B, K] where ``banned`` [B, K]."""
     tokens = torch.where(banned, tokens, scores.shape[1])
     return scores.masked_fill(_mark(tokens, scores), float("-inf"))
+
+
+def name_of(processor: Any) -> str:
+    """Return the name that a caller knows a processor by."""
+    owner = getattr(processor, "__self__", None) or getattr(processor, "func", None)
+    if owner is not None:
+        return name_of(owner)
+    return str(getattr(processor, "__name__", type(processor).__name__))

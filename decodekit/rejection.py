@@ -103,5 +103,5 @@ class RejectionVerifier:
 
 def _as_array(probabilities: Tensor) -> Array:
     """Return a tensor [V] as float64 on the host, with sum 1 unless it is 0."""
-    array: Array = probabilities.double().cpu().numpy()
+    array: Array = probabilities.cpu().double().numpy()
     return array / (array.sum() or 1.0)

@@ -65,10 +65,11 @@ class LocalRunner:
         self.forward_seconds = 0.0
         self._cancelled = cancelled
         cache = self._cache
-        if cache is not None and len(cache.lengths) == batch and cache.capacity >= capacity:
+        if cache is not None:
             cache.reset()
-            return
-        self._cache = None  # let the old memory go before the new is taken
+            if len(cache.lengths) == batch and cache.capacity >= capacity:
+                return
+        self._cache = cache = None  # let the old memory go before the new is taken
         self._cache = self.adapter.new_cache(batch=batch, capacity=capacity)
 
     def run(self, plans: Sequence[StepPlan]) -> list[Tensor]:

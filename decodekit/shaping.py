@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decodekit.constraint import Constraint
 from decodekit.errors import GenerationError
-from decodekit.processors import LogitsProcessor
+from decodekit.processors import LogitsProcessor, name_of
 from decodekit.sampling import require_finite
 from decodekit.tree import EMPTY_TREE, TokenTree
 
@@ -32,7 +32,7 @@ class _State:
         """Return a copy that has taken in ``token``; None if the constraint rules it out."""
         constraint = self.constraint
         if constraint is not None:
-            constraint = constraint.fork()
+            constraint = _forked(constraint)
             if not constraint.advance(token):
                 return None
         return _State(tuple(map(_fork, self.processors)), constraint)
@@ -51,7 +51,7 @@ class Shaper:
         self, processors: Sequence[LogitsProcessor] = (), constraint: Constraint | None = None
     ) -> None:
         self._root = _State(
-            tuple(map(_fork, processors)), None if constraint is None else constraint.fork()
+            tuple(map(_fork, processors)), None if constraint is None else _forked(constraint)
         )
         self.begin((), EMPTY_TREE, torch.empty(0))
 
@@ -64,6 +64,7 @@ class Shaper:
             logits: [1 + T, V], entry 0 after the anchor, entry ``node + 1`` after a node.
         """
         self._committed = committed
+        self._length = len(committed)  # the list grows when the step is committed
         self._tree = tree
         self._logits = logits
         # By path and not by node: of two nodes that stand for one path, one is asked about.
@@ -88,12 +89,15 @@ class Shaper:
     def commit(self, node: int, bonus: int) -> None:
         """Go on from ``node``, the last accepted one, and the token after it."""
         state = self._state(node)
-        constraint = state.constraint if state is not None else None
-        if constraint is not None:
-            constraint.advance(bonus)
-        if state is not None:
-            self._root = state
+        after = state and state.after(bonus)
+        if after is None:
+            raise GenerationError(
+                f"the constraint {type(self._root.constraint).__name__} does not allow with "
+                "advance() what it allows with mask()"
+            )
+        self._root = after
 
+    @torch.no_grad()
     def _shaped(self, node: int, path: tuple[int, ...]) -> Tensor:
         state = self._state(node)
         raw = self._logits[node + 1 : node + 2]
@@ -101,17 +105,30 @@ class Shaper:
         scores = raw.to(torch.promote_types(raw.dtype, torch.float32), copy=True)
         if state is None:
             return scores[0]
-        input_ids = torch.tensor([[*self._committed, *path]], device=scores.device)
+        input_ids = torch.tensor([[*self._committed[: self._length], *path]], device=scores.device)
         for processor in state.processors:
             scores = processor(input_ids, scores)
-            if not isinstance(scores, Tensor) or scores.shape != raw.shape:
+            if not _is_scores(scores, raw):
                 raise GenerationError(
-                    f"the logits processor {type(processor).__name__} must return scores of shape "
-                    f"{list(raw.shape)}"
+                    f"the logits processor {name_of(processor)} must return scores of shape "
+                    f"{list(raw.shape)} in floating point"
+                )
+            if not bool((scores < torch.inf).all()):
+                raise GenerationError(
+                    f"the logits processor {name_of(processor)} returned NaN or infinite scores"
                 )
         if state.constraint is not None:
-            allowed = state.constraint.mask().to(scores.device)
-            scores = scores.masked_fill(~allowed, float("-inf"))
+            allowed = state.constraint.mask()
+            if not (
+                isinstance(allowed, Tensor)
+                and allowed.dtype == torch.bool
+                and allowed.shape == scores.shape[1:]
+            ):
+                raise GenerationError(
+                    f"the constraint {type(state.constraint).__name__} must return a bool mask of "
+                    f"shape [{scores.shape[1]}]"
+                )
+            scores = scores.masked_fill(~allowed.to(scores.device), float("-inf"))
         if bool((scores == float("-inf")).all()):
             raise GenerationError("logits processors and constraint leave no token to choose from")
         return scores[0]
@@ -125,6 +142,20 @@ class Shaper:
         return self._states[path]
 
 
+def _is_scores(scores: object, like: Tensor) -> bool:
+    return isinstance(scores, Tensor) and scores.shape == like.shape and scores.is_floating_point()
+
+
 def _fork(processor: LogitsProcessor) -> LogitsProcessor:
     fork = getattr(processor, "fork", None)
-    return fork() if callable(fork) else processor
+    copy = fork() if callable(fork) else processor
+    if not callable(copy):
+        raise GenerationError(f"fork() of {name_of(processor)} must return a copy of it")
+    return copy
+
+
+def _forked(constraint: Constraint) -> Constraint:
+    copy = constraint.fork()
+    if not isinstance(copy, Constraint):
+        raise GenerationError(f"fork() of {type(constraint).__name__} must return a copy of it")
+    return copy

@@ -8,6 +8,8 @@ from threading import Event, RLock
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from decodekit.answer import Answer
 from decodekit.loop import StepRecord
 from decodekit.result import GenerationResult, TextChunk
@@ -65,6 +67,15 @@ class GenerationStream:
         if chunk is None:
             raise StopAsyncIteration
         return chunk
+
+    async def aclose(self) -> None:
+        """Close without holding up the event loop; for ``contextlib.aclosing``."""
+        await asyncio.to_thread(self.close)
+
+    def __del__(self) -> None:
+        # The reader of a streamer must not wait for a stream that nobody holds any more.
+        if getattr(self, "_streamer", None) is not None:
+            self.close()
 
     def __enter__(self) -> GenerationStream:
         return self
@@ -132,8 +143,6 @@ class GenerationStream:
 
     def _put(self, tokens: Sequence[object]) -> None:
         if self._streamer is not None:
-            import torch  # the rest of this module needs none
-
             self._streamer.put(torch.tensor(tokens))
 
     def _end_if_cancelled(self) -> None:

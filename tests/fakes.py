@@ -48,8 +48,8 @@ class ToyCache:
 
     def __init__(self, *, batch: int, capacity: int) -> None:
         self.capacity = capacity
-        self.rows: list[list[Path]] = [[] for _ in range(batch)]
-        self.scratch: list[list[Path]] = [[] for _ in range(batch)]
+        self.batch = batch
+        self.reset()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -67,8 +67,8 @@ class ToyCache:
         self.scratch = [[] for _ in sequences]
 
     def reset(self) -> None:
-        for rows in (*self.rows, *self.scratch):
-            rows.clear()
+        self.rows: list[list[Path]] = [[] for _ in range(self.batch)]
+        self.scratch: list[list[Path]] = [[] for _ in range(self.batch)]
 
 
 class ToyAdapter:

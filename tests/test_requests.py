@@ -775,7 +775,7 @@ def test_a_processor_without_a_state_is_taken(processor: Any) -> None:
         assert result.tokens == expected
 
 
-@pytest.mark.parametrize("several", [list, tuple, iter, LogitsProcessorList])
+@pytest.mark.parametrize("several", [list, tuple, LogitsProcessorList])
 def test_several_processors_may_come_in_any_form(several: Callable[[Any], Any]) -> None:
     model, both = ToyAdapter(), [plain_function, Harmless()]
     expected = plain_loop(model, PROMPT, COUNT, both)

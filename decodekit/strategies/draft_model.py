@@ -6,6 +6,7 @@ one pass of the draft for each level of the tree (SpecInfer, Miao et al., 2023, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decodekit.errors import ConfigError, GenerationError, ModelSupportError, require_at_least
+from decodekit.errors import (
+    ConfigError,
+    GenerationError,
+    ModelSupportError,
+    require_at_least,
+    shortened,
+)
 from decodekit.interfaces import Budget, ModelAdapter, Parts, Proposal, StepOutcome
 from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
@@ -24,6 +31,7 @@ from decodekit.tree import ROOT, TokenTree
 __all__ = ["DraftModel", "DraftModelConfig", "DraftProposer"]
 
 _DRAFTS = ("greedy", "coupled", "sampled")
+_MOST_NODES = 4096
 _STREAM = 1  # the stream of uniform numbers that drafts are drawn with
 
 
@@ -56,6 +64,11 @@ class DraftModelConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self.num_tokens, 1, key="strategy.num_tokens")
+        if not isinstance(self.branches, list):
+            raise ConfigError(
+                f"branches must be a list of whole numbers, not {shortened(self.branches)}",
+                key="strategy.branches",
+            )
         for width in self.branches:
             require_at_least(width, 1, key="strategy.branches")
         if len(self.branches) > self.num_tokens:
@@ -90,20 +103,26 @@ class DraftModel:
         for width in self.widths:
             level *= width
             self.max_nodes += level
+        if self.max_nodes > _MOST_NODES:
+            raise ConfigError(
+                f"branches and num_tokens make a tree of {self.max_nodes} nodes; at most "
+                f"{_MOST_NODES} are run in a pass",
+                key="strategy.branches",
+            )
         self._parts = parts
         self._draft: ModelAdapter | None = None
         self._tokenizer: Any = None
         self._vocab_size = 0
 
-    def attach(self, target: ModelAdapter, tokenizer: Any) -> None:
-        """Load the draft and check that it has the vocabulary of ``target``.
+    def attached(self, target: ModelAdapter, tokenizer: Any) -> DraftModel:
+        """Return the strategy for ``target``; the draft is loaded once.
 
         Raises:
-            ModelSupportError: It has another one.
+            ModelSupportError: The draft has another vocabulary.
         """
         if self._draft is None:
             self._draft, self._tokenizer = self._parts.load_model(
-                self.config.model, backend=self.config.backend
+                self.config.model, backend=self.config.backend, like=target
             )
         reason = _difference(self._draft, self._tokenizer, target, tokenizer)
         if reason is not None:
@@ -111,11 +130,13 @@ class DraftModel:
                 f"the draft model {_name(self.config.model)} cannot draft for this model: {reason}",
                 reason=reason,
             )
-        self._vocab_size = target.vocab_size
+        bound = copy.copy(self)  # another decoder may have another number of logits
+        bound._vocab_size = target.vocab_size
+        return bound
 
     def new_proposer(self, params: SamplingParams) -> DraftProposer:
-        """Return a proposer for one sequence; ``attach`` comes first."""
-        if self._draft is None:
+        """Return a proposer for one sequence; ``attached`` comes first."""
+        if self._draft is None or not self._vocab_size:
             raise GenerationError("a draft model has to be attached to a decoder's model first")
         return DraftProposer(
             self._draft, self.widths, self.config.drafts, params, vocab_size=self._vocab_size

@@ -134,7 +134,7 @@ def _self_draft(decoder: Decoder) -> Any:
     from decodekit.strategies.draft_model import DraftModel, DraftModelConfig
 
     class Same:
-        def load_model(self, model: Any, *, backend: str) -> Any:
+        def load_model(self, model: Any, *, backend: str, like: Any) -> Any:
             return decoder.adapter, decoder.tokenizer
 
     return DraftModel(DraftModelConfig(model="itself", num_tokens=4), Same())  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ class Shelf:
         self.given = (adapter, tokenizer)
         self.asked: list[tuple[Any, str]] = []
 
-    def load_model(self, model: Any, *, backend: str) -> tuple[Any, Any]:
+    def load_model(self, model: Any, *, backend: str, like: Any) -> tuple[Any, Any]:
         self.asked.append((model, backend))
         return self.given
 
@@ -51,8 +51,7 @@ def strategy(draft: ToyAdapter, **settings: Any) -> DraftModel:
 
 def attached(draft: ToyAdapter, **settings: Any) -> DraftModel:
     made = strategy(draft, **settings)
-    made.attach(ToyAdapter(draft.vocab_size), None)
-    return made
+    return made.attached(ToyAdapter(draft.vocab_size), None)
 
 
 def proposal(
@@ -259,8 +258,8 @@ def test_a_draft_with_another_vocabulary_of_one_size_is_refused() -> None:
     shelf = Shelf(ToyAdapter(), Words("a", "b"))
     made = DraftModel(DraftModelConfig(model="draft"), shelf)  # type: ignore[arg-type]
     with pytest.raises(ModelSupportError, match="its tokenizer has another vocabulary"):
-        made.attach(ToyAdapter(), Words("b", "a"))
-    made.attach(ToyAdapter(), Words("a", "b"))
+        made.attached(ToyAdapter(), Words("b", "a"))
+    made.attached(ToyAdapter(), Words("a", "b"))
     assert shelf.asked == [("draft", "sdpa")]  # loaded once
 
 
@@ -272,7 +271,7 @@ def test_vocabularies_that_differ_by_padding_fit(sizes: tuple[int, int]) -> None
     shelf = Shelf(ToyAdapter(other, seed=2), words)
     config = DraftModelConfig(model="draft", num_tokens=3, drafts="sampled")
     made = DraftModel(config, shelf)  # type: ignore[arg-type]
-    made.attach(model, words)
+    made = made.attached(model, words)
     decoder = Decoder(model, strategy=strategy(ToyAdapter(ours)), verifier=RejectionVerifier())
     decoder.strategy = made
     options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0, "seed": 1}

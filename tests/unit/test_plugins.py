@@ -18,6 +18,7 @@ from decodekit.params import SamplingParams
 from decodekit.plugins import ENTRY_POINT_GROUP, build_registry, registry
 from decodekit.pool import RecentNGramPool
 from decodekit.registry import KINDS, Component, Registry
+from decodekit.strategies.jacobi import JacobiConfig
 
 
 @dataclass(kw_only=True)
@@ -218,3 +219,19 @@ def test_an_installed_plugin_that_cannot_be_loaded_is_an_error(
         registry()
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@dataclass
+class Nameless:
+    """A config without a name."""
+
+
+class NoDataclass:
+    name = "echo"
+
+
+@pytest.mark.parametrize("config", [Nameless, NoDataclass, JacobiConfig, 5])
+def test_a_config_that_does_not_name_its_component_is_named(config: Any) -> None:
+    broken = Component("echo", config, echo)
+    with pytest.raises(PluginError, match="'mine': the config of the strategy 'echo' must be"):
+        build_registry(manager(mine=plugin("decodekit_register_strategies", [broken])))

@@ -87,7 +87,9 @@ class HFAdapter:
         tokens = [_padded(plan.tokens, rows) for plan in plans]
         positions = [_padded(plan.positions, rows) for plan in plans]
         # The head runs on the rows after which a token is needed: the anchor's and the nodes'.
-        head_rows = rows - min(plan.anchor_row for plan in plans)
+        wanted = sorted({row for plan in plans for row in range(plan.anchor_row, plan.rows)})
+        place = {row: index for index, row in enumerate(wanted)}
+        tail = wanted == list(range(rows - len(wanted), rows))
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor(tokens, device=device),
             "position_ids": torch.tensor(positions, device=device),
@@ -95,15 +97,15 @@ class HFAdapter:
             # the step. It is empty, so that a layer that used it would fail and not see too much.
             "attention_mask": torch.ones((1, 1, 0, 0), device=device),
             "decodekit_step": StepAttention(self.backend, [plan.mask() for plan in plans]),
-            "logits_to_keep": head_rows,
+            "logits_to_keep": len(wanted) if tail else torch.tensor(wanted, device=device),
             "use_cache": True,
             self._cache_argument: cache,
         }
         with attention_of(self.model):
             logits: Tensor = self.model(**inputs).logits
-        first = rows - head_rows
+        # The rows of one sequence follow each other in what was kept.
         return [
-            logits[index, plan.anchor_row - first : plan.rows - first]
+            logits[index, place[plan.anchor_row] : place[plan.rows - 1] + 1]
             for index, plan in enumerate(plans)
         ]
 

@@ -24,20 +24,62 @@ __all__ = ["HFCache"]
 class _Slab:
     """The keys or values of all layers of one shape, [L, B, K, C, D], in one allocation."""
 
-    def __init__(self, layers: int, capacity: int, states: Tensor) -> None:
-        batch, heads, _, dim = states.shape
+    def __init__(self, *, layers: int, batch: int, capacity: int, states: Tensor) -> None:
+        _, heads, _, dim = states.shape
         # Zeros, not empty: padded rows of a ragged batch are masked, but 0 * NaN would be NaN.
         self.data = states.new_zeros((layers, batch, heads, capacity, dim))
 
     def fits(self, states: Tensor) -> bool:
         """Return whether ``states`` [B, K, R, D] belong to a layer of this slab."""
-        _, batch, heads, _, dim = self.data.shape
+        _, _, heads, _, dim = self.data.shape
         return (
-            states.shape[:2] == (batch, heads)
-            and states.shape[3] == dim
+            (states.shape[1], states.shape[3]) == (heads, dim)
             and states.dtype == self.data.dtype
             and states.device == self.data.device
         )
+
+
+class _Storage:
+    """What the layers of a cache share. It does not know them, so that memory is let go at once.
+
+    Args:
+        layers: L.
+        batch: B.
+        capacity: C.
+    """
+
+    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
+        self.layers = layers
+        self.batch = batch
+        self.capacity = capacity
+        self.lengths = [0] * batch
+        self.ends: tuple[int, ...] = ()  # where the rows of the pass under way end
+        self.slabs: dict[str, list[_Slab]] = {"keys": [], "values": []}
+
+    def every_slab(self) -> tuple[_Slab, ...]:
+        """Return the slabs of keys and of values."""
+        return (*self.slabs["keys"], *self.slabs["values"])
+
+    def allocate(self, kind: str, layer: int, states: Tensor) -> Tensor:
+        """Return the storage [B, K, C, D] of ``layer``, shaped and placed like ``states``.
+
+        Raises:
+            GenerationError: There is not enough memory; the cache is empty as before.
+        """
+        slabs = self.slabs[kind]
+        for slab in slabs:
+            if slab.fits(states):
+                return slab.data[layer]
+        try:
+            slabs.append(
+                _Slab(layers=self.layers, batch=self.batch, capacity=self.capacity, states=states)
+            )
+        except (RuntimeError, MemoryError) as error:
+            raise GenerationError(
+                f"no memory for a cache of {self.capacity} rows; "
+                "lower max_new_tokens or shorten the prompt"
+            ) from error
+        return slabs[-1].data[layer]
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
@@ -46,15 +88,15 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
     is_sliding = False  # windows are the mask's business: every row is kept
     is_croppable = False
 
-    def __init__(self, cache: HFCache, index: int) -> None:
+    def __init__(self, storage: _Storage, index: int) -> None:
         super().__init__()
-        self._cache = cache
+        self._storage = storage
         self._index = index
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take this layer's share of the slabs; the first forward pass tells the shapes."""
-        self.keys = self._cache.allocate("keys", self._index, key_states)
-        self.values = self._cache.allocate("values", self._index, value_states)
+        self.keys = self._storage.allocate("keys", self._index, key_states)
+        self.values = self._storage.allocate("values", self._index, value_states)
         self.is_initialized = True
 
     def update(
@@ -66,8 +108,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
         assert self.keys is not None
         assert self.values is not None
         # Rows that only pad a sequence to the widest are not written: there may be no room.
-        ends = self._cache.ends
-        for index, (start, end) in enumerate(zip(self._cache.lengths, ends, strict=True)):
+        starts, ends = self._storage.lengths, self._storage.ends
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
             self.keys[index, :, start:end] = key_states[index, :, : end - start]
             self.values[index, :, start:end] = value_states[index, :, : end - start]
         batch, end = len(ends), max(ends)
@@ -79,11 +121,11 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
 
     def get_seq_length(self) -> int:
         """Return the number of committed rows of the longest sequence."""
-        return max(self._cache.lengths)
+        return max(self._storage.lengths)
 
     def get_max_length(self) -> int:
         """Return the capacity in rows."""
-        return self._cache.capacity
+        return self._storage.capacity
 
 
 class HFCache(Cache):  # type: ignore[misc]  # untyped base
@@ -96,41 +138,19 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
     """
 
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
-        super().__init__(layers=[_Layer(self, index) for index in range(layers)])
-        self._capacity = capacity
-        self._lengths = [0] * batch
-        self.ends: tuple[int, ...] = ()
-        """Where the rows of the pass under way end in each sequence, length B."""
-        self._slabs: dict[str, list[_Slab]] = {"keys": [], "values": []}
+        storage = _Storage(layers=layers, batch=batch, capacity=capacity)
+        super().__init__(layers=[_Layer(storage, index) for index in range(layers)])
+        self._storage = storage
 
     @property
     def capacity(self) -> int:
         """Rows per sequence that there is room for, scratch rows included."""
-        return self._capacity
+        return self._storage.capacity
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Committed rows of each sequence, length B."""
-        return tuple(self._lengths)
-
-    def allocate(self, kind: str, layer: int, states: Tensor) -> Tensor:
-        """Return the storage [B, K, C, D] of ``layer``, shaped and placed like ``states``.
-
-        Raises:
-            GenerationError: There is not enough memory; the cache is empty as before.
-        """
-        slabs = self._slabs[kind]
-        for slab in slabs:
-            if slab.fits(states):
-                return slab.data[layer]
-        try:
-            slabs.append(_Slab(len(self.layers), self._capacity, states))
-        except (RuntimeError, MemoryError) as error:
-            raise GenerationError(
-                f"no memory for a cache of {self._capacity} rows; "
-                "lower max_new_tokens or shorten the prompt"
-            ) from error
-        return slabs[-1].data[layer]
+        return tuple(self._storage.lengths)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Make ready for a pass that writes so many rows behind each sequence.
@@ -138,40 +158,42 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         Raises:
             GenerationError: They do not fit.
         """
-        for length, count in zip(self._lengths, rows, strict=True):
-            if length + count > self._capacity:
+        for length, count in zip(self.lengths, rows, strict=True):
+            if length + count > self.capacity:
                 raise GenerationError(
-                    f"{count} rows do not fit behind {length} in a cache of {self._capacity} rows"
+                    f"{count} rows do not fit behind {length} in a cache of {self.capacity} rows"
                 )
-        self.ends = tuple(map(sum, zip(self._lengths, rows, strict=True)))
+        self._storage.ends = tuple(map(sum, zip(self.lengths, rows, strict=True)))
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[Sequence[int]]) -> None:
         """Keep, for each sequence, these rows of the last pass, in this order; drop the rest."""
+        lengths = self._storage.lengths
         for index, keep in enumerate(rows):
-            start = self._lengths[index]
+            start = lengths[index]
             # A leading run is in place already; only what follows a gap has to move.
             still = next((i for i, row in enumerate(keep) if row != i), len(keep))
-            moved = keep[still:]
+            moved = [start + row for row in keep[still:]]
             if moved:
-                for slab in (*self._slabs["keys"], *self._slabs["values"]):
+                for slab in self._storage.every_slab():
                     data = slab.data[:, index]
-                    source = torch.tensor([start + row for row in moved], device=data.device)
+                    source = torch.tensor(moved, device=data.device)
                     # index_select copies, so overlapping rows are safe in any order.
                     data[:, :, start + still : start + len(keep)] = data.index_select(2, source)
-            self._lengths[index] = start + len(keep)
+            lengths[index] = start + len(keep)
 
     @torch.inference_mode()
     def keep(self, sequences: Sequence[int]) -> None:
         """Let go of all sequences but these, ascending; they are numbered anew from 0."""
+        lengths = self._storage.lengths
         for new, old in enumerate(sequences):
-            length = self._lengths[old]
+            length = lengths[old]
             if new != old:
-                for slab in (*self._slabs["keys"], *self._slabs["values"]):
+                for slab in self._storage.every_slab():
                     slab.data[:, new, :, :length] = slab.data[:, old, :, :length]
-            self._lengths[new] = length
-        del self._lengths[len(sequences) :]
+            lengths[new] = length
+        del lengths[len(sequences) :]
 
     def reset(self) -> None:
-        """Forget every row of the sequences that are left; the memory stays."""
-        self._lengths = [0] * len(self._lengths)
+        """Forget every row; all sequences are there again, and the memory stays."""
+        self._storage.lengths = [0] * self._storage.batch
