@@ -1008,6 +1008,8 @@ def traced() -> int:
 
 @pytest.mark.parametrize("strategy", ["prompt_lookup", "lookahead"])
 def test_no_memory_grows_with_the_number_of_requests(strategy: str) -> None:
+    if sys.gettrace() is not None:
+        pytest.skip("what measures coverage takes memory of its own")
     decoder = decoder_of(Forgetful(), strategy, prefill_chunk=4)
     requests(decoder, 0)
     tracemalloc.start()
