@@ -160,7 +160,7 @@ def test_a_disk_error_names_the_setting(own_caches: Path) -> None:
 
 def test_two_processes_at_once_build_once(own_caches: Path, tmp_path: Path) -> None:
     record = tmp_path / "record"
-    first = start(0.5, record)
+    first = start(6, record)  # long enough for the others to begin on a busy machine
     wait_for(record)
     others = [start(0.5, record) for _ in range(2)]
     results = [process.communicate(timeout=30) for process in (first, *others)]
