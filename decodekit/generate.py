@@ -97,10 +97,10 @@ def _constraint(config: ConstraintConfig) -> dict[str, str] | None:
     if not schema.lstrip().startswith("{"):
         try:
             schema = Path(schema).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+            reason = getattr(error, "strerror", None) or "it is no file of UTF-8 text"
             raise ConfigError(
-                f"cannot read the schema {schema}: {reason}", key="constraint.json_schema"
+                f"cannot read the schema {schema!r:.80}: {reason}", key="constraint.json_schema"
             ) from error
     return {"json_schema": schema}
 

@@ -47,7 +47,7 @@ def read_prompts(path: str, *, limit: int = 0, key: str) -> list[FilePrompt]:
     try:
         # Not splitlines: a JSON line may hold other characters that end lines.
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"cannot read the prompts in {path}: {reason}", key=key) from error
     taken: dict[str, int] = {}

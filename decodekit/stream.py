@@ -42,8 +42,9 @@ class GenerationStream:
         self._cancelled = Event()
         self._records = decode(self._cancelled.is_set)
         self._streamer = streamer
+        self._end_streamer = None if streamer is None else _Once(streamer.end)
         self._lock = RLock()  # one step at a time, whoever asks for it
-        self._decoding = self._ended = False
+        self._decoding = False
         self._begun = False
 
     def __iter__(self) -> Iterator[TextChunk]:
@@ -71,11 +72,6 @@ class GenerationStream:
     async def aclose(self) -> None:
         """Close without holding up the event loop; for ``contextlib.aclosing``."""
         await asyncio.to_thread(self.close)
-
-    def __del__(self) -> None:
-        # The reader of a streamer must not wait for a stream that nobody holds any more.
-        if getattr(self, "_streamer", None) is not None:
-            self.close()
 
     def __enter__(self) -> GenerationStream:
         return self
@@ -157,6 +153,23 @@ class GenerationStream:
     def _end(self) -> None:
         """Let go of the model, and of a streamer's reader."""
         self._records.close()
-        ended, self._ended = self._ended, True
-        if self._streamer is not None and not ended:
-            self._streamer.end()
+        if self._end_streamer is not None:
+            self._end_streamer()
+
+
+class _Once:
+    """Calls a function once: when it is called itself, or else when nobody holds it any more.
+
+    The reader of a streamer must not wait for a stream that was dropped.
+    """
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
+
+    def __call__(self) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            function()
+
+    def __del__(self) -> None:
+        self()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
 import threading
@@ -1035,3 +1036,24 @@ def test_idle_caches_are_as_many_as_requests_were_open_at_once() -> None:
         for stream in streams:
             stream.run()
     assert len(decoder._idle) == len(model.caches) == 4
+
+
+def test_a_streamer_is_ended_when_nobody_holds_its_stream_any_more() -> None:
+    streamer = Recorder()
+    stream = decoder_of(ToyAdapter()).stream(PROMPT, max_new_tokens=9, streamer=streamer)
+    next(stream)
+    assert streamer.ends == 0
+    del stream
+    gc.collect()
+    assert streamer.ends == 1
+
+
+def test_a_stream_can_be_closed_in_a_coroutine() -> None:
+    async def main() -> str:
+        stream = decoder_of(ToyAdapter()).stream(PROMPT, max_new_tokens=9)
+        async with contextlib.aclosing(stream):
+            await anext(stream)
+        assert [chunk async for chunk in stream] == []
+        return stream.result.finish_reason
+
+    assert asyncio.run(main()) == "cancelled"

@@ -64,6 +64,11 @@ class DraftModelConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self.num_tokens, 1, key="strategy.num_tokens")
+        if self.num_tokens > _MOST_NODES:
+            raise ConfigError(
+                f"num_tokens must be {_MOST_NODES} or less, not {self.num_tokens}",
+                key="strategy.num_tokens",
+            )
         if not isinstance(self.branches, list):
             raise ConfigError(
                 f"branches must be a list of whole numbers, not {shortened(self.branches)}",
