@@ -46,23 +46,20 @@ class Answer:
     def add(self, record: StepRecord) -> TextChunk:
         """Take in a step; return what it adds for a reader."""
         with self._lock:
-            return self._add(record)
-
-    def _add(self, record: StepRecord) -> TextChunk:
-        self._last = time.perf_counter() - self._started
-        self._first = self._first or self._last
-        self._forward += record.forward_seconds
-        self._steps += 1
-        self._nodes += record.nodes
-        self._tokens.extend(record.tokens)
-        self._logprobs.extend(record.logprobs or ())
-        self._finish_reason = self.state.rules.finish_reason
-        return TextChunk(
-            text=self._text.take() if self._text is not None else "",
-            tokens=record.tokens,
-            finish_reason=self._finish_reason,
-            logprobs=None if record.logprobs is None else list(record.logprobs),
-        )
+            self._last = time.perf_counter() - self._started
+            self._first = self._first or self._last
+            self._forward += record.forward_seconds
+            self._steps += 1
+            self._nodes += record.nodes
+            self._tokens.extend(record.tokens)
+            self._logprobs.extend(record.logprobs or ())
+            self._finish_reason = self.state.rules.finish_reason
+            return TextChunk(
+                text=self._text.take() if self._text is not None else "",
+                tokens=record.tokens,
+                finish_reason=self._finish_reason,
+                logprobs=None if record.logprobs is None else list(record.logprobs),
+            )
 
     @property
     def result(self) -> GenerationResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,10 +11,10 @@ from typing import Any
 from decodekit.certificate import TOLERANCES, Verdict, compare
 from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
-from decodekit.errors import ConfigError, GenerationError
+from decodekit.errors import ConfigError
 from decodekit.factory import build_adapter
 from decodekit.generate import read_prompt, request_options, require_same_tokens
-from decodekit.prompt_files import FilePrompt, read_prompts
+from decodekit.prompt_files import FilePrompt, encoded, read_prompts
 from decodekit.signals import exit_code
 from decodekit.table import render_table
 
@@ -50,10 +49,7 @@ def run_verify(config: RunConfig) -> int:
     code = 0
     try:
         for prompt in prompts:
-            try:
-                ids = decoder.encode(prompt.prompt, chat=prompt.chat and decoder.chat)
-            except GenerationError as error:
-                raise ConfigError(f"prompt {prompt.id!r}: {error}", key="verify.prompts") from error
+            ids = encoded(prompt, decoder, key="verify.prompts")
             verdict = compare(
                 reference,
                 ids,
@@ -106,11 +102,6 @@ def _reference(decoder: Decoder, config: RunConfig) -> Decoder:
 def _dtype(decoder: Decoder, config: RunConfig) -> str:
     model = getattr(decoder.adapter, "model", None)
     return str(getattr(model, "dtype", config.dtype)).removeprefix("torch.")
-
-
-def _finite(gap: float | None) -> float | None:
-    """Return a gap as JSON can hold it: a token that is not to be had at all has none."""
-    return gap if gap is not None and math.isfinite(gap) else None
 
 
 def _as_json(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:

@@ -94,19 +94,12 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether anything but the temperature and the filters is switched on."""
-        plain = SamplingParams()
-        return any(
-            getattr(self, name) != getattr(plain, name)
-            for name in (
-                "repetition_penalty",
-                "presence_penalty",
-                "frequency_penalty",
-                "no_repeat_ngram_size",
-                "min_new_tokens",
-                "bad_words",
-                "logit_bias",
-                "suppress_tokens",
-            )
+        return self != SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
         )
 
 

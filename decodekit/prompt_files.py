@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from decodekit.errors import ConfigError
+from decodekit.errors import ConfigError, GenerationError
 from decodekit.prompts import Prompt
 
-__all__ = ["FilePrompt", "read_prompts"]
+__all__ = ["Encoder", "FilePrompt", "encoded", "read_prompts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,33 @@ def read_prompts(path: str, *, limit: int = 0, key: str) -> list[FilePrompt]:
     if not prompts:
         raise ConfigError(f"{path} holds no prompts", key=key)
     return prompts
+
+
+class Encoder(Protocol):
+    """What turns a prompt into token ids: a ``Decoder``."""
+
+    chat: bool
+
+    def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
+        """Return the token ids of a prompt."""
+        ...
+
+
+def encoded(prompt: FilePrompt, decoder: Encoder, *, key: str) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Args:
+        prompt: The prompt.
+        decoder: What it is for.
+        key: The setting that names the file, for error messages.
+
+    Raises:
+        ConfigError: It cannot be run; the message says which one it is.
+    """
+    try:
+        return decoder.encode(prompt.prompt, chat=prompt.chat and decoder.chat)
+    except GenerationError as error:
+        raise ConfigError(f"prompt {prompt.id!r}: {error}", key=key) from error
 
 
 def _parse(line: str, path: str, number: int, key: str) -> FilePrompt:

@@ -23,6 +23,9 @@ from decodekit.errors import GenerationError
 from decodekit.params import SamplingParams
 
 __all__ = [
+    "DRAFT",
+    "TARGET",
+    "TEST",
     "GreedySampler",
     "PositionSampler",
     "Sampler",
@@ -32,6 +35,10 @@ __all__ = [
     "uniform",
     "warp",
 ]
+
+
+TARGET, DRAFT, TEST = range(3)
+"""Who draws, see ``uniform``: the target its own choice, a draft model, the test of a draft."""
 
 
 class Sampler(Protocol):
@@ -107,14 +114,14 @@ def make_sampler(params: SamplingParams) -> Sampler:
     return PositionSampler(params) if params.temperature > 0 else GreedySampler()
 
 
-def uniform(seed: int, position: int, *, stream: int = 0, draw: int = 0) -> float:
+def uniform(seed: int, position: int, *, stream: int = TARGET, draw: int = 0) -> float:
     """Return a uniform number in [0, 1) of a position: Philox with key ``seed``, 53 bits.
 
     Args:
         seed: The key, in [0, 2**64).
         position: The absolute position that it is for.
-        stream: Who draws. The numbers of two streams are independent: 0 is the target's own choice,
-            1 a draft's, 2 the test of a draft.
+        stream: Who draws: ``TARGET``, ``DRAFT`` or ``TEST``. The numbers of two streams are
+            independent.
         draw: Which number of that position and stream.
     """
     counter = position + (draw << 64) + (stream << 128)

@@ -1,10 +1,19 @@
-"""What all tests share: Hypothesis gives the same run every time."""
+"""What all tests share: a tiny checkpoint, and Hypothesis gives the same run every time."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 # No deadline: the first example of a test may pay for an import. No reruns, no randomness: a
 # failure in CI is a failure here.
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of a tiny checkpoint, which tests must not change."""
+    from tests.checkpoint import save_checkpoint  # transformers, which few tests need
+
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))

@@ -11,14 +11,16 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decodekit.interfaces import Budget, Proposal, StepOutcome, TargetTokens, Verifier
+from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome, TargetTokens, Verifier
 from decodekit.loop import SequenceState, StepRecord, decode
+from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
 from decodekit.runner import LocalRunner
 from decodekit.stopping import StopRules, cut_run
@@ -28,6 +30,7 @@ from decodekit.verify import ExactMatchVerifier
 __all__ = [
     "Acceptance",
     "ByteTokenizer",
+    "Given",
     "OracleProposer",
     "PieceTokenizer",
     "RandomProposer",
@@ -37,6 +40,7 @@ __all__ = [
     "decode_one",
     "plain_decode",
     "walked",
+    "words",
 ]
 
 
@@ -205,6 +209,17 @@ def cut(tokens: Iterable[int], rules: StopRules) -> tuple[int, ...]:
     return kept
 
 
+@dataclass
+class Given:
+    """A strategy whose proposers are made by a function."""
+
+    make: Callable[[], Proposer]
+    max_nodes: int = 8
+
+    def new_proposer(self, params: SamplingParams) -> Proposer:
+        return self.make()
+
+
 class _Watcher:
     """A proposer that keeps what it is told, within its budget."""
 
@@ -311,6 +326,11 @@ class ByteTokenizer:
             for mark in (".", ",", "!", "?", "n't", "'s"):
                 text = text.replace(f" {mark}", mark)
         return text
+
+
+def words(count: int = 11) -> ByteTokenizer:
+    """Return a tokenizer whose token ``i`` is ``<i>``."""
+    return ByteTokenizer([f"<{i}>".encode() for i in range(count)])
 
 
 class PieceTokenizer:

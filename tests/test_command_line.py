@@ -11,12 +11,6 @@ import pytest
 from decodekit import Decoder
 from decodekit.cli import main
 from decodekit.stream import GenerationStream
-from tests.checkpoint import save_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,6 @@ from tests.tiny import VOCABULARY, greedy_loop, random_prompt, tiny_model
 PROMPT = [3, 1, 4, 1, 5]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
 def test_a_decoder_goes_on_after_an_allocation_failed() -> None:
     class Small(ToyAdapter):
         def forward(self, plans: Any, cache: ToyCache) -> Any:

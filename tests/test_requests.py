@@ -13,7 +13,6 @@ import math
 import re
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -46,12 +45,20 @@ from transformers import (
 from decodekit import Decoder
 from decodekit.errors import ConfigError, DecodekitError, GenerationError
 from decodekit.factory import build_strategy
-from decodekit.interfaces import Budget, Proposal, Proposer
+from decodekit.interfaces import Budget, Proposal
 from decodekit.params import SamplingParams
 from decodekit.request import Request
 from decodekit.sampling import PositionSampler
 from decodekit.tree import TokenTree
-from tests.fakes import ByteTokenizer, OracleProposer, RandomProposer, ToyAdapter, argmax
+from tests.fakes import (
+    ByteTokenizer,
+    Given,
+    OracleProposer,
+    RandomProposer,
+    ToyAdapter,
+    argmax,
+    words,
+)
 from tests.tiny import VOCABULARY, logits_after, random_prompt, tiny_model
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -80,17 +87,6 @@ STRATEGIES: dict[str, Any] = {
 ORACLES = {"oracle": None, **{f"oracle, wrong at {place}": place for place in range(4)}}
 every_strategy = pytest.mark.parametrize("strategy", [*STRATEGIES, *ORACLES])
 every_oracle = pytest.mark.parametrize("strategy", list(ORACLES))
-
-
-@dataclass
-class Given:
-    """A strategy whose proposers are made by a function."""
-
-    make: Callable[[], Proposer]
-    max_nodes: int = 8
-
-    def new_proposer(self, params: SamplingParams) -> Proposer:
-        return self.make()
 
 
 class Scripted(ToyAdapter):
@@ -123,11 +119,6 @@ def decoder(model: Any, strategy: Any = "autoregressive", tokenizer: Any = None)
     if isinstance(model, ToyAdapter):
         return Decoder(model, tokenizer, strategy=build_strategy(strategy))
     return Decoder.from_model(model, tokenizer, strategy=strategy)
-
-
-def words(count: int = 11) -> ByteTokenizer:
-    """Return a tokenizer whose token ``i`` is ``<i>``."""
-    return ByteTokenizer([f"<{i}>".encode() for i in range(count)])
 
 
 def raw_logits(model: Any, tokens: Sequence[int]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,26 +18,13 @@ import torch
 from decodekit import Decoder
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.factory import build_strategy
-from decodekit.interfaces import Proposer
-from decodekit.params import SamplingParams
 from decodekit.pool import RecentNGramPool
 from decodekit.strategies.lookahead import LookaheadConfig
 from decodekit.tree import TokenTree
-from tests.fakes import ByteTokenizer, OracleProposer, ToyAdapter, plain_decode
+from tests.fakes import ByteTokenizer, Given, OracleProposer, ToyAdapter, plain_decode, words
 
 PROMPT = [3, 1, 4, 1, 5]
 ALL = ["autoregressive", "jacobi", "prompt_lookup", "lookahead"]
-
-
-@dataclass
-class Given:
-    """A strategy whose proposers are made by a function."""
-
-    make: Callable[[], Proposer]
-    max_nodes: int = 8
-
-    def new_proposer(self, params: SamplingParams) -> Proposer:
-        return self.make()
 
 
 def oracle(model: ToyAdapter, *, depth: int = 4, wrong_at: int | None = None) -> Given:
@@ -47,11 +34,6 @@ def oracle(model: ToyAdapter, *, depth: int = 4, wrong_at: int | None = None) ->
     return Given(
         lambda: OracleProposer(text, depth=depth, wrong_at=wrong_at, vocab_size=model.vocab_size)
     )
-
-
-def words(count: int) -> ByteTokenizer:
-    """Return a tokenizer whose token ``i`` is ``<i>``."""
-    return ByteTokenizer([f"<{i}>".encode() for i in range(count)])
 
 
 def decoder(model: ToyAdapter, strategy: Any = None, tokenizer: Any = None) -> Decoder:

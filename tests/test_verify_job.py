@@ -10,12 +10,6 @@ import pytest
 from decodekit.cli import main
 from decodekit.interfaces import Accepted
 from decodekit.verify import ExactMatchVerifier
-from tests.checkpoint import save_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture

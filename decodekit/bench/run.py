@@ -18,9 +18,9 @@ from decodekit.bench.measurement import Measurement, measure
 from decodekit.bench.report import render
 from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
-from decodekit.errors import ConfigError, GenerationError, require_at_least
+from decodekit.errors import ConfigError, require_at_least
 from decodekit.factory import load
-from decodekit.prompt_files import FilePrompt, read_prompts
+from decodekit.prompt_files import encoded, read_prompts
 from decodekit.signals import exit_code
 
 __all__ = ["run_bench"]
@@ -57,14 +57,17 @@ def run_bench(config: RunConfig) -> int:
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise ConfigError(f"a contender is named twice: {names}", key="bench.strategies")
-    encoded = [(prompt.id, prompt.category, _encode(prompt, decoder)) for prompt in prompts]
+    ready = [
+        (prompt.id, prompt.category, encoded(prompt, decoder, key="bench.prompts"))
+        for prompt in prompts
+    ]
     measurements: list[Measurement] = []
     header = {"header": _header(config, decoder)}
-    total = len(encoded) * len(contenders) * bench.repeats
+    total = len(ready) * len(contenders) * bench.repeats
     interrupted = 0
     try:
         for measurement in measure(
-            contenders, encoded, max_new_tokens=config.max_new_tokens, repeats=bench.repeats
+            contenders, ready, max_new_tokens=config.max_new_tokens, repeats=bench.repeats
         ):
             first = not measurements
             measurements.append(measurement)
@@ -83,14 +86,6 @@ def run_bench(config: RunConfig) -> int:
         return interrupted
     ours = {contender.name for contender in contenders[: len(bench.strategies)]}
     return int(any(m.contender in ours and not m.equal for m in measurements))
-
-
-def _encode(prompt: FilePrompt, decoder: Decoder) -> list[int]:
-    """Return a prompt's token ids, or say which prompt cannot be run."""
-    try:
-        return decoder.encode(prompt.prompt, chat=prompt.chat and decoder.chat)
-    except GenerationError as error:
-        raise ConfigError(f"prompt {prompt.id!r}: {error}", key="bench.prompts") from error
 
 
 def _header(config: RunConfig, decoder: Decoder) -> dict[str, Any]:

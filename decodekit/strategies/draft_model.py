@@ -25,14 +25,13 @@ from decodekit.interfaces import Budget, ModelAdapter, Parts, Proposal, StepOutc
 from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
 from decodekit.runner import LocalRunner
-from decodekit.sampling import draw, make_sampler, uniform
+from decodekit.sampling import DRAFT, draw, make_sampler, uniform
 from decodekit.tree import ROOT, TokenTree
 
 __all__ = ["DraftModel", "DraftModelConfig", "DraftProposer"]
 
 _DRAFTS = ("greedy", "coupled", "sampled")
 _MOST_NODES = 4096
-_STREAM = 1  # the stream of uniform numbers that drafts are drawn with
 
 
 @dataclass(kw_only=True)
@@ -249,7 +248,7 @@ class DraftProposer:
             if not total > 0:
                 break  # every token that the draft deems possible is there
             q = q / total
-            (token,) = draw(q[None], [uniform(self._seed, position, stream=_STREAM, draw=number)])
+            (token,) = draw(q[None], [uniform(self._seed, position, stream=DRAFT, draw=number)])
             drawn.append((token, q))
             q = q.clone()
             q[token] = 0

@@ -15,13 +15,7 @@ from decodekit.errors import CheckpointError, ConfigError, GenerationError
 from decodekit.params import SamplingParams
 from decodekit.strategies.jacobi import JacobiConfig
 from decodekit.strategies.lookahead import LookaheadConfig
-from tests.checkpoint import save_checkpoint
 from tests.tiny import greedy_loop, random_prompt, tiny_model
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
