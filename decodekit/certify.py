@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decodekit.certificate import TOLERANCES, Verdict, compare
+from decodekit.certificate import Verdict, compare, dtype_of, tolerance_for
 from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
-from decodekit.errors import ConfigError
+from decodekit.errors import ConfigError, GenerationError
 from decodekit.factory import build_adapter
 from decodekit.generate import read_prompt, request_options, require_same_tokens
 from decodekit.prompt_files import FilePrompt, encoded, read_prompts
@@ -40,39 +40,41 @@ def run_verify(config: RunConfig) -> int:
     decoder = Decoder.from_config(config)
     require_same_tokens(decoder, config)
     reference = _reference(decoder, config)
-    dtype = _dtype(decoder, config)
     tolerance = config.verify.tolerance
     if tolerance is None:
-        tolerance = TOLERANCES.get(dtype, TOLERANCES["float32"])
+        tolerance = tolerance_for(decoder)
     options = request_options(config)
+    ready = [(prompt, encoded(prompt, decoder, key="verify.prompts")) for prompt in prompts]
     judged: list[_Judged] = []
     code = 0
     try:
-        for prompt in prompts:
-            ids = encoded(prompt, decoder, key="verify.prompts")
-            verdict = compare(
-                reference,
-                ids,
-                reference.generate(ids, **options),
-                decoder.generate(ids, **options),
-                tolerance=tolerance,
-                **options,
-            )
+        for prompt, ids in ready:
+            try:
+                expected = reference.generate(ids, **options)
+                got = decoder.generate(ids, **options)
+                verdict = compare(reference, ids, expected, got, tolerance=tolerance, **options)
+            except GenerationError as error:
+                error.args = (f"prompt {prompt.id!r}: {error}",)
+                raise
             judged.append(_Judged(prompt, verdict))
             print(f"\r{len(judged)} of {len(prompts)}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt as interruption:
-        code = exit_code(interruption)  # what was judged until then is still reported
-    print(file=sys.stderr)
-    facts = {
-        "model": config.model.path or config.model.name,
-        "strategy": config.strategy.name,
-        "backend": getattr(config.backend, "name", config.backend),
-        "reference_backend": config.verify.backend or getattr(config.backend, "name", None),
-        "dtype": dtype,
-        "tolerance": tolerance,
-        "complete": code == 0,
-    }
-    print(_as_json(facts, judged) if config.format == "json" else _as_text(facts, judged))
+        code = exit_code(interruption)
+    finally:  # what was judged until then is reported, whatever happened
+        print(file=sys.stderr)
+        facts = {
+            "model": config.model.path or config.model.name,
+            "strategy": config.strategy.name,
+            "backend": getattr(config.backend, "name", config.backend),
+            "reference_backend": config.verify.backend or getattr(config.backend, "name", None),
+            "dtype": dtype_of(decoder),
+            "tolerance": tolerance,
+            "complete": len(judged) == len(prompts),
+        }
+        if config.format == "json":
+            print(_as_json(facts, judged))
+        else:
+            print(_as_text(facts, judged, of=len(prompts)))
     return code or int(any(one.verdict.kind == "defect" for one in judged))
 
 
@@ -99,11 +101,6 @@ def _reference(decoder: Decoder, config: RunConfig) -> Decoder:
     return plain
 
 
-def _dtype(decoder: Decoder, config: RunConfig) -> str:
-    model = getattr(decoder.adapter, "model", None)
-    return str(getattr(model, "dtype", config.dtype)).removeprefix("torch.")
-
-
 def _as_json(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:
     whole = {
         **facts,
@@ -120,32 +117,38 @@ def _as_json(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:
     return json.dumps(whole, ensure_ascii=False)
 
 
-def _as_text(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:
+def _as_text(facts: dict[str, Any], judged: Sequence[_Judged], *, of: int) -> str:
+    parts = [
+        f"{facts['strategy']} ({facts['backend']}) against autoregressive "
+        f"({facts['reference_backend']}), {facts['model']}, {facts['dtype']}, "
+        f"tie up to {facts['tolerance']:g}"
+    ]
+    if not facts["complete"]:
+        parts.append(f"INCOMPLETE: {len(judged)} of {of} prompts were judged")
+    if judged:
+        parts.append(_counts_table(judged))
+    apart = [["prompt", "token", "expected", "got", "gap", ""]]
+    for one in judged:
+        for parting in one.verdict.divergences:
+            cells = (one.prompt.id, parting.position, parting.expected, parting.got)
+            last = one.verdict.kind == "defect" and parting is one.verdict.divergences[-1]
+            gap = "-" if parting.gap is None else f"{parting.gap:.3g}"
+            apart.append([*map(_cell, cells), gap, "defect" if last else "tie"])
+    if len(apart) > 1:
+        parts.append(render_table(apart))
+    return "\n\n".join(parts)
+
+
+def _counts_table(judged: Sequence[_Judged]) -> str:
     categories = list(dict.fromkeys(one.prompt.category for one in judged))
     groups = [(name, [one for one in judged if one.prompt.category == name]) for name in categories]
     if len(groups) > 1:
         groups.append(("total", list(judged)))
     rows = [["", "prompts", "tokens", "equal", "tie", "defect"]]
     for name, group in groups:
-        counts = _counts(group)
         tokens = sum(one.verdict.tokens for one in group)
-        rows.append([name, *map(str, (len(group), tokens, *counts.values()))])
-    parts = [
-        f"{facts['strategy']} ({facts['backend']}) against autoregressive "
-        f"({facts['reference_backend']}), {facts['model']}, {facts['dtype']}, "
-        f"tie up to {facts['tolerance']:g}",
-        render_table(rows),
-    ]
-    apart = [["prompt", "token", "expected", "got", "gap", ""]]
-    for one in judged:
-        parting = one.verdict.divergence
-        if parting is not None:
-            gap = "-" if parting.gap is None else f"{parting.gap:.3g}"
-            cells = (one.prompt.id, parting.position, parting.expected, parting.got, gap)
-            apart.append([*map(_cell, cells), one.verdict.kind])
-    if len(apart) > 1:
-        parts.append(render_table(apart))
-    return "\n\n".join(parts)
+        rows.append([name, *map(str, (len(group), tokens, *_counts(group).values()))])
+    return render_table(rows)
 
 
 def _cell(value: object) -> str:

@@ -6,9 +6,9 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from decodekit.certificate import first_difference
+from decodekit.certificate import Verdict, compare, tolerance_for
 from decodekit.config import ConstraintConfig, RunConfig
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError
@@ -36,11 +36,10 @@ def run_generate(config: RunConfig) -> int:
     stream = decoder.stream(prompt, **options)
     interrupted = _show(stream, quiet=config.format == "json")
     result = stream.result
-    baseline: GenerationResult | None = None
+    baseline: _Baseline | None = None
     if config.compare and not interrupted:
         try:
-            plain = decoder.with_strategy("autoregressive", verifier="exact_match")
-            baseline = plain.generate(prompt, **options)
+            baseline = _baseline(decoder, result, options)
         except KeyboardInterrupt as interruption:
             interrupted = exit_code(interruption)  # what there is already is still printed
     if config.format == "json":
@@ -50,7 +49,28 @@ def run_generate(config: RunConfig) -> int:
         _summarize(config, result, baseline)
     if interrupted:
         return interrupted
-    return 0 if baseline is None or baseline.tokens == result.tokens else 1
+    return int(baseline is not None and baseline.verdict.kind == "defect")
+
+
+class _Baseline(NamedTuple):
+    """The answer of autoregressive decoding, and how the other one compares with it."""
+
+    result: GenerationResult
+    verdict: Verdict
+
+
+def _baseline(decoder: Decoder, result: GenerationResult, options: dict[str, Any]) -> _Baseline:
+    plain = decoder.with_strategy("autoregressive", verifier="exact_match")
+    expected = plain.generate(result.prompt_tokens, **options)
+    verdict = compare(
+        plain,
+        result.prompt_tokens,
+        expected,
+        result,
+        tolerance=tolerance_for(decoder),
+        **options,
+    )
+    return _Baseline(expected, verdict)
 
 
 def stats_record(result: GenerationResult) -> dict[str, Any]:
@@ -148,7 +168,7 @@ def _show(stream: GenerationStream, *, quiet: bool) -> int:
 
 
 def _record(
-    config: RunConfig, result: GenerationResult, baseline: GenerationResult | None
+    config: RunConfig, result: GenerationResult, baseline: _Baseline | None
 ) -> dict[str, Any]:
     """Return the JSON object of ``format=json``."""
     record: dict[str, Any] = {
@@ -165,24 +185,32 @@ def _record(
         record["logprobs"] = [asdict(one) for one in result.logprobs]
     if baseline is not None:
         record["compare"] = {
-            "autoregressive": stats_record(baseline),
-            "equal": baseline.tokens == result.tokens,
-            "speedup": _speedup(result, baseline),
+            "autoregressive": stats_record(baseline.result),
+            "equal": baseline.verdict.kind == "equal",
+            "verdict": asdict(baseline.verdict),
+            "speedup": _speedup(result, baseline.result),
         }
     return record
 
 
-def _summarize(
-    config: RunConfig, result: GenerationResult, baseline: GenerationResult | None
-) -> None:
+def _summarize(config: RunConfig, result: GenerationResult, baseline: _Baseline | None) -> None:
     name = config.strategy.name
     lines = ["", _line(name, result) + f" ({result.finish_reason})"]
     if baseline is not None:
-        lines.append(_line("autoregressive", baseline))
-        place = first_difference(result.tokens, baseline.tokens)
-        equal = "equal tokens" if place is None else f"DIFFERENT from token {place} on"
-        lines.append(f"{name} is {_speedup(result, baseline):.2f} times as fast, {equal}")
+        lines.append(_line("autoregressive", baseline.result))
+        speedup = _speedup(result, baseline.result)
+        lines.append(f"{name} is {speedup:.2f} times as fast, {_sameness(baseline.verdict)}")
     print("\n".join(lines), file=sys.stderr)
+
+
+def _sameness(verdict: Verdict) -> str:
+    """Return in words how the tokens compare with those of autoregressive decoding."""
+    if verdict.kind == "equal":
+        return "equal tokens"
+    if verdict.kind == "defect":
+        return f"DIFFERENT from token {verdict.divergences[-1].position} on"
+    ties = ", ".join(f"{one.position} (gap {one.gap:.2g})" for one in verdict.divergences)
+    return f"equal but for numerical ties at token {ties}"
 
 
 def _line(name: str, result: GenerationResult) -> str:

@@ -1,10 +1,11 @@
 """How the target model chooses a token after a row: argmax, or a draw keyed by the position.
 
-Under sampling each absolute position has one uniform number, made from (seed, position) by a
-counter-based generator, and the token is read off the inverse of the cumulative distribution. So
-the text is a function of the model, the prompt and the seed alone: every strategy, window and
-backend gives the *same tokens*, and a window of Jacobi iterations converges under sampling just as
-it does under argmax. The global generators of torch, numpy and random are not touched.
+Under sampling each token has a random number at each absolute position, made from (seed, position,
+token), and the token with the largest ratio of probability to number is chosen: the exponential
+race, or Gumbel-max trick (Maddison et al., 2014, arXiv 1411.0030). So the text is a function of the
+model, the prompt and the seed alone: every strategy, window and backend gives the *same tokens*,
+and a window of Jacobi iterations converges under sampling just as it does under argmax. What noise
+there is in the logits matters as little as under argmax, too: only that of the best two counts.
 
 Shapes: R rows, V vocabulary.
 """
@@ -15,30 +16,21 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from decodekit.errors import GenerationError
+from decodekit.noise import PositionNoise
 from decodekit.params import SamplingParams
 
 __all__ = [
-    "DRAFT",
-    "TARGET",
-    "TEST",
     "GreedySampler",
     "PositionSampler",
     "Sampler",
-    "draw",
     "make_sampler",
     "require_finite",
-    "uniform",
     "warp",
 ]
-
-
-TARGET, DRAFT, TEST = range(3)
-"""Who draws, see ``uniform``: the target its own choice, a draft model, the test of a draft."""
 
 
 class Sampler(Protocol):
@@ -61,10 +53,18 @@ class Sampler(Protocol):
         """
         ...
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the distribution that is drawn from after each row, [R, V] in float32.
+    def scores(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return what ``choose`` takes the largest of, [R, V]: how well each token does.
 
-        Rows sum to about 1. The arguments and errors are those of ``choose``.
+        The arguments and errors are those of ``choose``.
+        """
+        ...
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the distribution that is drawn from after each row, [R, V].
+
+        In float32, or float64 where the logits are; rows sum to about 1. The arguments and errors
+        are those of ``choose``.
         """
         ...
 
@@ -80,6 +80,11 @@ class GreedySampler:
         require_finite(best)
         return tokens.tolist()
 
+    def scores(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return the logits; see ``Sampler.scores``."""
+        require_finite(logits.amax(dim=-1))
+        return logits
+
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return 1 for the argmax and 0 for all else; see ``Sampler.probabilities``."""
         best, tokens = logits.max(dim=-1)
@@ -88,7 +93,7 @@ class GreedySampler:
 
 
 class PositionSampler:
-    """Draws from the warped distribution with one uniform number per absolute position.
+    """Draws from the warped distribution with random numbers keyed by the absolute position.
 
     Args:
         params: The temperature, above 0, the filters and the seed.
@@ -97,11 +102,20 @@ class PositionSampler:
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
         self.seed = params.seed
+        self._noise = PositionNoise(params.seed)
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return one draw per row; see ``Sampler.choose``."""
-        draws = [uniform(self.seed, position) for position in positions]
-        return draw(warp(logits, self.params), draws)
+        return self.scores(logits, positions).max(dim=-1).indices.tolist()
+
+    def scores(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return each token's probability over its random number, 0 for none at all.
+
+        See ``Sampler.scores``. A token wins with the chance of its probability, since the minimum
+        of exponential numbers with rates p is at a token with the chance of its share of p.
+        """
+        probs = warp(logits, self.params)
+        return probs.div_(self._noise.rows(positions, like=probs))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the warped distribution; see ``Sampler.probabilities``."""
@@ -114,39 +128,8 @@ def make_sampler(params: SamplingParams) -> Sampler:
     return PositionSampler(params) if params.temperature > 0 else GreedySampler()
 
 
-def uniform(seed: int, position: int, *, stream: int = TARGET, draw: int = 0) -> float:
-    """Return a uniform number in [0, 1) of a position: Philox with key ``seed``, 53 bits.
-
-    Args:
-        seed: The key, in [0, 2**64).
-        position: The absolute position that it is for.
-        stream: Who draws: ``TARGET``, ``DRAFT`` or ``TEST``. The numbers of two streams are
-            independent.
-        draw: Which number of that position and stream.
-    """
-    counter = position + (draw << 64) + (stream << 128)
-    bits = int(np.random.Philox(key=seed, counter=counter).random_raw())
-    return (bits >> 11) * 2.0**-53
-
-
-def draw(probs: Tensor, numbers: Sequence[float]) -> list[int]:
-    """Return the token at a number of each row's cumulative distribution, length R.
-
-    Args:
-        probs: [R, V]; rows need not sum to 1. A token of probability 0 is never returned.
-        numbers: One in [0, 1) for each row, length R.
-    """
-    # Float64 sums in order of the token ids: tiny differences between two runs of a model move
-    # the borders by as little, and never swap two tokens of nearly the same probability.
-    cdf = probs.double().cumsum(dim=-1)
-    wanted = torch.tensor(numbers, dtype=torch.float64, device=cdf.device) * cdf[:, -1]
-    # The first token whose cumulative sum is above the number has probability above 0.
-    tokens = torch.searchsorted(cdf, wanted[:, None], right=True).squeeze(-1)
-    return tokens.tolist()
-
-
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Return the probabilities that are drawn from, [R, V] in float32.
+    """Return the probabilities that are drawn from, [R, V] in float32 or float64.
 
     In this order: temperature, top-k, softmax, top-p, min-p; the result is not normalised again.
     Tokens as probable as the last one kept are kept too, so that ties never depend on an order.
@@ -155,10 +138,11 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         logits: [R, V].
         params: The temperature, above 0, and the filters.
     """
-    best = logits.amax(dim=-1, keepdim=True).float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    best = logits.amax(dim=-1, keepdim=True)
     require_finite(best)
     # The best token at 0: a small temperature then takes the others to -inf, and nothing to +inf.
-    scores = (logits.float() - best) / max(params.temperature, torch.finfo(torch.float32).tiny)
+    scores = (logits - best) / max(params.temperature, torch.finfo(torch.float32).tiny)
     if 0 < params.top_k < scores.shape[-1]:
         least = scores.topk(params.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < least, float("-inf"))

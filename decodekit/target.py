@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from decodekit.noise import uniform
 from decodekit.plan import StepPlan
-from decodekit.sampling import TEST, Sampler, uniform
+from decodekit.sampling import Sampler
 from decodekit.shaping import Shaper
 from decodekit.tree import ROOT
 
@@ -67,7 +68,7 @@ class StepTarget:
 
     def uniform(self, node: int, draw: int) -> float:
         """Return a number in [0, 1) for the token after ``node``."""
-        return uniform(self._sampler.seed, self._place(node), stream=TEST, draw=draw)
+        return uniform(self._sampler.seed, self._place(node), draw=draw)
 
     def _choose_plain(self, nodes: Sequence[int]) -> None:
         wanted = [node for node in dict.fromkeys(nodes) if node not in self._guesses]

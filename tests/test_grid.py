@@ -6,6 +6,7 @@ token, transformers' own processors on the whole prefix, argmax or a draw by han
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -70,21 +71,19 @@ class Oracle:
         pass
 
 
-def draw(scores: torch.Tensor, temperature: float, top_p: float, number: float) -> int:
-    """Return the token at ``number`` of the cumulative distribution, in order of token ids."""
+def draw(scores: torch.Tensor, temperature: float, top_p: float, seed: int, place: int) -> int:
+    """Return the winner of the race: probability over an exponential number of seed and place."""
     probs = torch.softmax(scores.double() / temperature, dim=-1).tolist()
-    kept, mass = set(), 0.0
+    bits = np.random.Philox(key=seed, counter=place << 64).random_raw(len(probs))
+    best, winner, mass = 0.0, -1, 0.0
     for token in sorted(range(len(probs)), key=lambda token: -probs[token]):
         if mass >= top_p:
             break
-        kept.add(token)
         mass += probs[token]
-    target, reached = number * mass, 0.0
-    for token in sorted(kept):
-        reached += probs[token]
-        if reached > target:
-            return token
-    raise AssertionError("the draw is beyond the end")
+        score = probs[token] / -math.log(((int(bits[token]) >> 12) + 0.5) / 2**52)
+        if score > best:
+            best, winner = score, token
+    return winner
 
 
 @cache
@@ -105,8 +104,7 @@ def expected(kind: str, number: int, sampled: bool, processed: bool) -> list[int
     while len(tokens) < len(prompt) + COUNT:
         scores = processors(torch.tensor([tokens]), logits_after(model, tokens)[None])[0]
         if sampled:
-            bits = int(np.random.Philox(key=SEED + number, counter=len(tokens)).random_raw())
-            tokens.append(draw(scores, 0.9, 0.95, (bits >> 11) * 2.0**-53))
+            tokens.append(draw(scores, 0.9, 0.95, SEED + number, len(tokens)))
         else:
             tokens.append(int(scores.argmax()))
         if tokens[-1] in EOS:

@@ -107,7 +107,7 @@ def test_a_defect_is_exit_code_1_and_is_shown(
     assert code == 1
     first = json.loads(out)["prompts"][0]
     assert first["kind"] == "defect"
-    assert first["divergence"]["gap"] > 0.0001
+    assert first["divergences"][-1]["gap"] > 0.0001
     # With all the tolerance in the world it would be a tie.
     code, _, _ = verify(
         capsys, checkpoint, "prompt=a b c", "strategy=jacobi", "verify.tolerance=1000"

@@ -7,7 +7,7 @@ one pass of the draft for each level of the tree (SpecInfer, Miao et al., 2023, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,11 @@ from decodekit.errors import (
     shortened,
 )
 from decodekit.interfaces import Budget, ModelAdapter, Parts, Proposal, StepOutcome
+from decodekit.noise import DRAFT, PositionNoise
 from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
 from decodekit.runner import LocalRunner
-from decodekit.sampling import DRAFT, draw, make_sampler, uniform
+from decodekit.sampling import make_sampler
 from decodekit.tree import ROOT, TokenTree
 
 __all__ = ["DraftModel", "DraftModelConfig", "DraftProposer"]
@@ -43,11 +44,10 @@ class DraftModelConfig:
             Python, a loaded ``transformers`` model.
         num_tokens: Depth of the tree; the draft runs as many passes a step.
         branches: Children of a node on the first levels; later levels have one. Empty for a chain.
-        drafts: ``coupled``: the draft's own choice with the very random number that decides the
-            position, the argmax under greedy decoding; further children are the most probable
-            others. ``greedy``: the most probable tokens. ``sampled``: drawn from the draft's
-            distribution, without replacement, and handed on with their probabilities; for
-            ``verifier=rejection``.
+        drafts: ``coupled``: what the draft would choose with the very random numbers that decide
+            the position, best first; the most probable tokens under greedy decoding. ``greedy``:
+            the most probable tokens. ``sampled``: drawn from the draft's distribution, without
+            replacement, and handed on with their probabilities; for ``verifier=rejection``.
         backend: The draft's attention backend.
 
     Raises:
@@ -171,7 +171,7 @@ class DraftProposer:
         self._widths = widths
         self._drafts = drafts
         self._sampler = make_sampler(params)
-        self._seed = params.seed
+        self._noise = PositionNoise(params.seed, purpose=DRAFT)
         self._vocab_size = vocab_size
         self._started = False
 
@@ -234,25 +234,20 @@ class DraftProposer:
         """
         if self._drafts == "sampled":
             return list(self._drawn(logits, position, width))
-        best: list[int] = logits.topk(min(width, len(logits))).indices.tolist()
         if self._drafts == "coupled":
-            (own,) = self._sampler.choose(logits[None], [position])
-            best = [own, *(token for token in best if token != own)][:width]
+            logits = self._sampler.scores(logits[None], [position])[0]
+        best: list[int] = logits.topk(min(width, len(logits))).indices.tolist()
         return [(token, None) for token in best]
 
-    def _drawn(self, logits: Tensor, position: int, width: int) -> list[tuple[int, Tensor]]:
+    def _drawn(self, logits: Tensor, position: int, width: int) -> Iterator[tuple[int, Tensor]]:
         q = self._sampler.probabilities(logits[None])[0].double()
-        drawn = []
-        for number in range(width):
-            total = q.sum()
-            if not total > 0:
-                break  # every token that the draft deems possible is there
-            q = q / total
-            (token,) = draw(q[None], [uniform(self._seed, position, stream=DRAFT, draw=number)])
-            drawn.append((token, q))
+        # The race of the target's own draws; its runners-up are draws without replacement.
+        scores = q / self._noise.rows([position], like=q[None])[0]
+        possible = int((q > 0).sum())
+        for token in scores.topk(min(width, possible)).indices.tolist():
+            yield token, q / q.sum()
             q = q.clone()
             q[token] = 0
-        return drawn
 
 
 def _difference(

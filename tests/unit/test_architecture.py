@@ -18,7 +18,7 @@ LAYERS = [
     # A module imports only from layers above its own. What ends in ".*" is a package whose modules
     # may import each other; "strategies", "backends" and "adapters" hold siblings that may not.
     ["errors"],
-    ["tree", "pool", "text", "registry", "params", "table", "signals"],
+    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise"],
     ["stopping", "mask"],
     ["plan"],
     ["interfaces"],
@@ -36,6 +36,7 @@ LAYERS = [
     ["compose"],
     ["factory"],
     ["decoder"],
+    ["margin"],
     ["certificate"],
     ["generate"],
     ["bench.*", "certify"],
@@ -59,6 +60,7 @@ OTHER_PACKAGES = {
         "backends",
         "adapters",
         "strategies.draft_model",
+        "noise",
         "sampling",
         "processors",
         "constraint",
@@ -75,6 +77,7 @@ OTHER_PACKAGES = {
         "execution",
         "bench",
         "certificate",
+        "margin",
     ),
     "pluggy": ("hookspecs", "plugins"),
     "triton": (),

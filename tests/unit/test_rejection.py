@@ -33,9 +33,9 @@ from decodekit.interfaces import (
     TargetTokens,
     Verifier,
 )
+from decodekit.noise import DRAFT, uniform
 from decodekit.params import SamplingParams
 from decodekit.rejection import RejectionVerifier, accept_probability, draw, residual
-from decodekit.sampling import uniform
 from decodekit.tree import ROOT, TokenTree
 from tests.fakes import Acceptance, RandomProposer, ToyAdapter, plain_decode, walked
 
@@ -633,8 +633,9 @@ class DraftProposer:
             for node, path in level:
                 q = softmax(model.logits_after((*committed, *path)), 1.0)
                 for _ in range(count):
-                    # Stream 1 is a draft's, with a number of its own for every node.
-                    number = uniform(self._seed, len(committed) + depth, stream=1, draw=len(tokens))
+                    # A number of its own for every node.
+                    place = len(committed) + depth
+                    number = uniform(self._seed, place, purpose=DRAFT, draw=len(tokens))
                     token = int((np.cumsum(q) <= number).sum())
                     token = min(token, int(np.flatnonzero(q)[-1]))
                     below.append((len(tokens), (*path, token)))

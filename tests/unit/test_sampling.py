@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +18,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decodekit import sampling
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.params import SamplingParams
 from decodekit.sampling import (
     GreedySampler,
     PositionSampler,
     make_sampler,
-    uniform,
     warp,
 )
 
@@ -36,61 +35,6 @@ def chi_squared(counts: Sequence[int], probabilities: Sequence[float]) -> float:
     total = sum(counts)
     pairs = zip(counts, probabilities, strict=True)
     return sum((count - total * p) ** 2 / (total * p) for count, p in pairs)
-
-
-# --- the uniform numbers -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seed", "position", "value"),
-    [
-        (0, 0, 0.011546754286331562),
-        (0, 1, 0.5023796042735054),
-        (1, 0, 0.3035680343067586),
-        (42, 17, 0.4439797563407103),
-        (7, 131_071, 0.6740791367412493),
-        (2**64 - 1, 1_000_000, 0.4614255439484173),
-    ],
-)
-def test_the_draw_of_a_position_is_pinned(seed: int, position: int, value: float) -> None:
-    """These never change: a seed is a promise that a text can be had again."""
-    assert uniform(seed, position) == value
-
-
-def philox(key: int, counter: int) -> int:
-    """Return the first word of Philox-4x64-10 (Salmon et al., 2011), written from the paper."""
-    low = 2**64 - 1
-    words, keys = [counter & low, counter >> 64, 0, 0], [key, 0]
-    for _ in range(10):
-        left, right = 0xD2E7470EE14C6C93 * words[0], 0xCA5A826395121157 * words[2]
-        words = [
-            (right >> 64) ^ words[1] ^ keys[0],
-            right & low,
-            (left >> 64) ^ words[3] ^ keys[1],
-            left & low,
-        ]
-        keys = [(keys[0] + 0x9E3779B97F4A7C15) & low, (keys[1] + 0xBB67AE8584CAA73B) & low]
-    return words[0]
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
-def test_the_draws_are_philox_with_the_seed_as_its_key(seed: int, position: int) -> None:
-    # numpy counts up before it draws.
-    assert uniform(seed, position) == (philox(seed, position + 1) >> 11) * 2.0**-53
-
-
-def test_the_draws_are_uniform_and_neighbours_are_independent() -> None:
-    draws = [uniform(2024, position) for position in range(4096)]
-    assert all(0 <= draw < 1 for draw in draws)
-    cells = [int(draw * 16) for draw in draws]
-    assert chi_squared([cells.count(cell) for cell in range(16)], [1 / 16] * 16) < CHI2_1E6[15]
-    pairs = [int(a * 8) * 8 + int(b * 8) for a, b in zip(draws[::2], draws[1::2], strict=True)]
-    assert chi_squared([pairs.count(pair) for pair in range(64)], [1 / 64] * 64) < CHI2_1E6[63]
-
-
-def test_neighbouring_seeds_are_independent() -> None:
-    pairs = [int(uniform(s, 5) * 8) * 8 + int(uniform(s + 1, 5) * 8) for s in range(0, 4096, 2)]
-    assert chi_squared([pairs.count(pair) for pair in range(64)], [1 / 64] * 64) < CHI2_1E6[63]
 
 
 # --- greedy --------------------------------------------------------------------------------------
@@ -259,36 +203,66 @@ def test_equal_rows_at_equal_positions_give_equal_tokens(dtype: torch.dtype) -> 
     assert len(set(sampler.choose(LOGITS.to(dtype).expand(60, -1), range(60)))) > 3
 
 
-def force_draw(monkeypatch: pytest.MonkeyPatch, draw: float) -> None:
-    def forced(seed: int, position: int) -> float:
-        return draw
+class Given:
+    """Noise that is what a test says, the same at every position."""
 
-    monkeypatch.setattr(sampling, "uniform", forced)
+    def __init__(self, numbers: Sequence[float]) -> None:
+        self.numbers = numbers
 
-
-@pytest.mark.parametrize("draw", [0.0, 1 - 2.0**-53, 0.25, 0.5, 0.75])
-def test_no_draw_gives_a_token_of_probability_zero(
-    draw: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    force_draw(monkeypatch, draw)
-    for row in ([-INF, 1.0, -INF, 1.0, -INF], [-INF, -INF, 0.3], [0.1, -INF, -INF]):
-        (token,) = PositionSampler(SamplingParams(temperature=1.0)).choose(torch.tensor([row]), [0])
-        assert row[token] > -INF
-    tail = torch.arange(1000.0)[None] / 100  # the filters leave only a few at the end
-    for params in ({"top_k": 3}, {"top_p": 0.02}, {"min_p": 0.98}):
-        some = SamplingParams(temperature=1.0, **params)  # type: ignore[arg-type]
-        (token,) = PositionSampler(some).choose(tail, [0])
-        assert float(warp(tail, some)[0, token]) > 0
+    def rows(self, positions: Sequence[int], *, like: Tensor) -> Tensor:
+        return torch.tensor([self.numbers] * len(positions), dtype=like.dtype)
 
 
-def test_the_draw_is_read_off_the_inverse_of_the_cumulative_sum(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def sampler_with(numbers: Sequence[float], **options: Any) -> PositionSampler:
+    sampler = PositionSampler(SamplingParams(**{"temperature": 1.0, **options}))
+    sampler._noise = Given(numbers)  # type: ignore[assignment]
+    return sampler
+
+
+SMALLEST, LARGEST = 2.0**-53, 53 * math.log(2)  # what an exponential number can be, just about
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_draw_gives_a_token_of_probability_zero(dtype: torch.dtype) -> None:
+    """Not even when the impossible ones have all the luck, and the possible ones none."""
+    row = torch.tensor([[-INF, 1.0, -INF, -80.0, -INF]], dtype=dtype)
+    unlucky = [SMALLEST, LARGEST, SMALLEST, LARGEST, SMALLEST]
+    for numbers in (unlucky, [SMALLEST] * 5, [LARGEST] * 5):
+        assert sampler_with(numbers).choose(row, [0])[0] in (1, 3)
+    tail = torch.arange(1000, dtype=dtype)[None] / 100  # the filters leave only a few at the end
+    for options in ({"top_k": 3}, {"top_p": 0.02}, {"min_p": 0.98}):
+        possible = warp(tail, SamplingParams(temperature=1.0, **options))[0] > 0
+        numbers = torch.where(possible, LARGEST, SMALLEST).tolist()
+        (token,) = sampler_with(numbers, **options).choose(tail, [0])
+        assert possible[token]
+
+
+def test_the_largest_ratio_of_probability_to_number_wins() -> None:
     logits = torch.tensor([[0.25, 0.5, 0.0, 0.25]]).log()
-    sampler = PositionSampler(SamplingParams(temperature=1.0))
-    for draw, token in ((0, 0), (0.2499, 0), (0.2501, 1), (0.7499, 1), (0.7501, 3), (0.9999, 3)):
-        force_draw(monkeypatch, draw)
+    for numbers, token in (
+        ([1.0, 1.0, 1.0, 1.0], 1),
+        ([0.499, 1.0, 1e-9, 0.6], 0),
+        ([0.501, 1.0, 1e-9, 0.6], 1),
+        ([0.5, 1.01, 1e-9, 0.4], 3),
+        ([0.5, 1.0, 1e-9, 0.5], 0),  # of equals the first
+    ):
+        sampler = sampler_with(numbers)
         assert sampler.choose(logits, [0]) == [token]
+        assert int(sampler.scores(logits, [0]).max(dim=-1).indices) == token
+
+
+def test_noise_in_the_logits_of_other_tokens_does_not_matter() -> None:
+    """Why it is a race and no cumulative sum: there, every logit's noise moves every border."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 3000, generator=generator, dtype=torch.float64) * 2
+    sampler = PositionSampler(SamplingParams(temperature=1.5, seed=1))
+    scores = sampler.scores(logits, range(200)).log()
+    best = scores.topk(2, dim=-1)
+    noisy = logits + torch.randn(logits.shape, generator=generator, dtype=torch.float64) * 1e-4
+    again = torch.tensor(sampler.choose(noisy, range(200)))
+    clear = best.values[:, 0] - best.values[:, 1] > 1e-3
+    assert int(clear.sum()) > 180
+    assert torch.equal(again[clear], best.indices[clear, 0])
 
 
 def test_rows_need_not_lie_in_a_row_in_memory() -> None:

@@ -1,0 +1,175 @@
+"""What it takes for another token: by hand, and against perturbations of the logits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from decodekit.margin import margin
+from decodekit.noise import exponentials
+from decodekit.params import SamplingParams
+from decodekit.sampling import GreedySampler, PositionSampler
+
+PLACE = 9
+
+
+def sampler_of(**options: Any) -> PositionSampler:
+    return PositionSampler(SamplingParams(**{"temperature": 1.0, **options}))
+
+
+def row_for(race: list[float], *, temperature: float = 1.0, seed: int = 0) -> Tensor:
+    """Return logits with which the draw at ``PLACE`` is decided by ``race``: the largest wins."""
+    noise = exponentials(seed, PLACE, len(race)).log() * temperature
+    return torch.tensor(race, dtype=torch.float64) + noise
+
+
+def test_under_argmax_it_is_the_difference_of_logits() -> None:
+    assert margin(torch.tensor([0.5, 2.0, 1.75]), GreedySampler(), PLACE, 2) == 0.25
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_under_a_draw_it_is_the_difference_of_the_race(temperature: float) -> None:
+    row = row_for([1.0, 0.5, 0.9, -3.0], temperature=temperature)
+    sampler = sampler_of(temperature=temperature)
+    assert sampler.choose(row[None], [PLACE]) == [0]
+    found = [margin(row, sampler, PLACE, token) for token in range(4)]
+    assert found == pytest.approx([0.0, 0.5, 0.1, 4.0])
+
+
+def test_a_token_that_is_not_to_be_had_is_infinitely_far() -> None:
+    row = torch.tensor([2.0, 1.0, -math.inf])
+    assert margin(row, sampler_of(), PLACE, 2) == math.inf
+    assert margin(row, GreedySampler(), PLACE, 2) == math.inf
+
+
+def lucky(token: int, size: int) -> int:
+    """Return a seed whose draw at ``PLACE`` prefers ``token`` by far."""
+    for seed in range(5000):
+        noise = exponentials(seed, PLACE, size).log()
+        if float(noise.sort().values[1] - noise[token]) > 3:
+            return seed
+    raise AssertionError
+
+
+def logits(*shares: float) -> list[float]:
+    return [math.log(share) for share in shares]
+
+
+@pytest.mark.parametrize(
+    ("options", "row", "gap"),
+    [
+        # A filter dropped token 1, which the draw would have preferred.
+        ({"top_k": 1}, [1.0, 0.995, -3.0], 0.005),
+        ({"min_p": 0.5}, [0.0, math.log(0.4999), -9.0], math.log(0.5 / 0.4999)),
+        ({"top_p": 0.6}, logits(0.601, 0.3, 0.099), 0.00416),
+        # It may also overtake what is before it.
+        ({"top_p": 0.5}, logits(0.401, 0.4, 0.199), 0.0),
+        ({"top_p": 0.35}, logits(0.401, 0.4, 0.199), math.log(0.401 / 0.4)),
+        ({"top_k": 2, "top_p": 0.6}, logits(0.3001, 0.2, 0.1999, 0.3), 0.41),
+        # Nothing dropped it: the draw prefers it.
+        ({"top_k": 2}, [1.0, 0.995, -3.0], 0.0),
+        ({"min_p": 0.5}, [0.0, math.log(0.51), -9.0], 0.0),
+    ],
+)
+def test_what_it_takes_for_a_filter_to_keep_a_token(
+    options: dict[str, Any], row: list[float], gap: float
+) -> None:
+    sampler = sampler_of(**options, seed=lucky(1, len(row)))
+    found = margin(torch.tensor(row, dtype=torch.float64), sampler, PLACE, 1)
+    assert found == pytest.approx(gap, rel=0.02, abs=1e-9)
+    assert (sampler.choose(torch.tensor([row], dtype=torch.float64), [PLACE]) == [1]) == (gap == 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "row", "gap"),
+    [
+        # A filter kept token 1, which the draw prefers; without it token 0 comes out.
+        ({"top_k": 2}, [1.0, 0.5, 0.493, -3.0], 0.007),
+        ({"min_p": 0.5}, [0.0, math.log(0.501), -9.0], math.log(0.501 / 0.5)),
+        ({"top_p": 0.6}, logits(0.599, 0.3, 0.101), 0.00416),
+        # It may also fall behind what is after it.
+        ({"top_p": 0.6}, logits(0.45, 0.2, 0.199, 0.151), math.log(0.2 / 0.199)),
+    ],
+)
+def test_what_it_takes_for_a_filter_to_drop_the_winner(
+    options: dict[str, Any], row: list[float], gap: float
+) -> None:
+    size = len(row)
+    for seed in range(20000):  # token 1 wins by far, then token 0
+        noise = exponentials(seed, PLACE, size).log()
+        order = noise.sort()
+        if order.indices[0] == 1 and order.indices[1] == 0 and order.values.diff()[:2].min() > 1.5:
+            break
+    else:
+        raise AssertionError
+    sampler = sampler_of(**options, seed=seed)
+    tensor = torch.tensor(row, dtype=torch.float64)
+    assert sampler.choose(tensor[None], [PLACE]) == [1]
+    assert margin(tensor, sampler, PLACE, 0) == pytest.approx(gap, rel=0.02)
+
+
+def test_a_border_that_does_not_explain_the_token_is_no_tie() -> None:
+    """The third token is at the border of top-k to the last bit, but it is the first that came."""
+    row = torch.tensor([3.0, 2.0, 1.0, 1.0 - 1e-9], dtype=torch.float64)
+    sampler = sampler_of(top_k=3, seed=lucky(1, 4))
+    assert sampler.choose(row[None], [PLACE]) == [1]
+    assert margin(row, sampler, PLACE, 0) > 1
+    assert margin(row, sampler, PLACE, 3) > 1
+
+
+@settings(max_examples=300)
+@given(
+    row=st.lists(st.integers(-24, 24).map(lambda n: n / 8), min_size=2, max_size=9),
+    noise=st.lists(st.floats(-1, 1), min_size=9, max_size=9),
+    options=st.sampled_from(
+        [{}, {"top_k": 2}, {"top_k": 4}, {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.2}]
+    ),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    seed=st.integers(0, 50),
+    data=st.data(),
+)
+def test_no_smaller_change_of_the_logits_leads_to_the_token(
+    row: list[float],
+    noise: list[float],
+    options: dict[str, Any],
+    temperature: float,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    """So that no rounding within the tolerance is ever called a defect."""
+    exact = torch.tensor(row, dtype=torch.float64)
+    sampler = sampler_of(**options, temperature=temperature, seed=seed)
+    other = data.draw(st.integers(0, len(row) - 1))
+    gap = margin(exact, sampler, PLACE, other)
+    assume(0 < gap < math.inf)
+    assert sampler.choose(exact[None], [PLACE]) != [other]
+    moved = torch.tensor(noise[: len(row)], dtype=torch.float64) * gap * 0.499
+    assert sampler.choose((exact + moved)[None], [PLACE]) != [other]
+    # Not even by the move that helps the token most: it up, all others down.
+    moved = torch.full_like(exact, -0.499 * gap)
+    moved[other] = 0.499 * gap
+    assert sampler.choose((exact + moved)[None], [PLACE]) != [other]
+
+
+@given(
+    row=st.lists(st.integers(-24, 24).map(lambda n: n / 8), min_size=2, max_size=9),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    seed=st.integers(0, 50),
+    data=st.data(),
+)
+def test_a_larger_change_does_without_filters(
+    row: list[float], temperature: float, seed: int, data: st.DataObject
+) -> None:
+    exact = torch.tensor(row, dtype=torch.float64)
+    sampler = sampler_of(temperature=temperature, seed=seed)
+    other = data.draw(st.integers(0, len(row) - 1))
+    gap = margin(exact, sampler, PLACE, other)
+    moved = torch.full_like(exact, -0.501 * gap)
+    moved[other] = 0.501 * gap
+    assert sampler.choose((exact + moved)[None], [PLACE]) == [other]
