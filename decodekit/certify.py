@@ -83,6 +83,11 @@ def _prompts(config: RunConfig) -> list[FilePrompt]:
     if verify.prompts is None:
         if verify.limit:
             raise ConfigError("verify.limit needs verify.prompts", key="verify.limit")
+        if config.prompt is None and config.prompt_file is None:
+            raise ConfigError(
+                'give prompts: verify.prompts=FILE.jsonl, or one: prompt="..."',
+                key="verify.prompts",
+            )
         return [FilePrompt("1", "prompt", read_prompt(config), chat=True)]
     if config.prompt is not None or config.prompt_file is not None:
         raise ConfigError("give verify.prompts or a prompt, not both", key="verify.prompts")

@@ -41,12 +41,13 @@ what to decode
 how
   strategy=NAME          {strategy}
   strategy.KEY=VALUE     its settings: {settings}
+  strategy.model=NAME    the draft of strategy=draft_model, as model=NAME
   sampling=NAME          greedy, or sample with sampling.temperature, .top_k, .top_p, .min_p
                          .repetition_penalty, .presence_penalty, .frequency_penalty,
-                         .no_repeat_ngram_size, .min_new_tokens, .bad_words, .logit_bias,
-                         .suppress_tokens
+                         .no_repeat_ngram_size, .min_new_tokens, .bad_words=[a,b],
+                         .logit_bias.TOKEN=NUMBER, .suppress_tokens=[5,7]
   seed=N                 the same seed gives the same text, whatever the strategy
-  verifier=NAME          {verifier}
+  verifier=NAME          {verifier} (another text, of the same distribution)
 with what
   model=NAME             {model}
                          or a directory, or owner/name on the hub
@@ -62,7 +63,9 @@ output
   job=bench              compare bench.strategies on bench.prompts, a file of JSON lines with a
                          prompt, turns, messages or input_ids each
   job=verify             compare the tokens with autoregressive decoding, on verify.prompts or the
-                         prompt: equal, a numerical tie, or a defect
+                         prompt: equal, a numerical tie, or a defect; verify.limit=N of each
+                         category, verify.tolerance=GAP of a tie, verify.backend=NAME of the
+                         reference
 
   --help, --version, --cfg (print the settings and exit)
 """

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from decodekit.config import BenchConfig, ConstraintConfig, ModelConfig, RunConfig, VerifyConfig
-from decodekit.errors import ConfigError, nearest
+from decodekit.errors import ConfigError, nearest, shortened
 from decodekit.params import SamplingParams
 from decodekit.plugins import registry
 from decodekit.schemas import GROUPS, hydra_session
@@ -53,7 +53,7 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
 
     The texts of prompts, stop strings and paths are taken as they are, so that they may hold any
     character. Only a stop in brackets with a comma or quotes in it, ``stop=[a,b]`` or
-    ``stop=['a']``, is a list in Hydra's grammar; ``stop=[INST]`` is that text.
+    ``stop=['a']``, is a list of texts, as YAML writes it; ``stop=[INST]`` is that text.
 
     Args:
         overrides: For example ``["strategy=lookahead", "strategy.window_size=7"]``.
@@ -68,9 +68,8 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
         key, sign, value = override.partition("=")
         if not sign and key.isprintable() and not key.startswith(("+", "~")):
             raise ConfigError(f'cannot read the override: {key!r}; a prompt is prompt="{key}"')
-        plain = _is_list(value) if key == "stop" else "." in key and value == "null"
-        if sign and key in _LITERAL and not plain:
-            literal[key] = value
+        if sign and key in _LITERAL and not ("." in key and value == "null"):
+            literal[key] = _texts(value) if key == "stop" and _is_list(value) else value
         elif key == "model" and _is_path(value):
             literal["model.path"] = value
             rest.append("model=local")
@@ -181,7 +180,8 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
                 )
             if override.is_sweep_override():
                 raise ConfigError(
-                    f"{key} has several values; quote a value that holds commas: '{key}=\"a,b\"'",
+                    f"{key} has several values; a list is {key}=[a,b], and a text that holds "
+                    f"commas is quoted: '{key}=\"a,b\"'",
                     key=key,
                 )
             if key in GROUPS:
@@ -197,8 +197,11 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
                 group, _, last = key.rpartition(".")
                 if last == "name" and GROUPS.get(group) is not None:
                     raise ConfigError(f"choose a {group} with {group}={value}", key=key)
+                if group == "sampling.logit_bias" and last.isdecimal():
+                    config.sampling.logit_bias[int(last)] = value
+                    continue
                 OmegaConf.update(config, key, value)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, OverflowError) as error:
             raise _config_error(error) from error
     return config
 
@@ -228,6 +231,19 @@ def _is_list(stop: str) -> bool:
     return stop == "[]" or (
         stop.startswith("[") and stop.endswith("]") and any(mark in stop for mark in ",'\"")
     )
+
+
+def _texts(stop: str) -> list[str]:
+    """Return the texts of a list in YAML."""
+    try:
+        texts = yaml.load(stop, yaml.BaseLoader)  # everything in it is text
+    except yaml.YAMLError:
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(
+            f'cannot read the list stop={shortened(stop)}; write stop=["a","b"]', key="stop"
+        )
+    return texts
 
 
 def _with_literal(config: RunConfig, literal: Mapping[str, Any]) -> RunConfig:
@@ -301,7 +317,10 @@ def _reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _config_error(error: HydraException | OmegaConfBaseException) -> ConfigError:
+def _config_error(error: Exception) -> ConfigError:
     """Return an error of Hydra or OmegaConf as one line, with the key that it is about."""
     key = getattr(error, "full_key", None) or None
-    return ConfigError(f"{key}: {_reason(error)}" if key else _reason(error), key=key)
+    reason = _reason(error)
+    if key and "is not a ListConfig" in reason:
+        return ConfigError(f"{key} must be a list: {key}=[...]", key=key)
+    return ConfigError(f"{key}: {reason}" if key else reason, key=key)

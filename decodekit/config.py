@@ -6,7 +6,7 @@ of its own, found in the registry by the field ``name``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from decodekit.errors import ConfigError, require_at_least, shortened
@@ -206,7 +206,33 @@ class RunConfig(DecoderConfig):
                 raise ConfigError(
                     f"{key} must be {' or '.join(choices)}, not {value!r}", key=key, value=value
                 )
+        for key in _IDLE[self.job]:
+            if getattr(self, key) != _default(key):
+                raise ConfigError(f"{key} does nothing under job={self.job}; leave it out", key=key)
         if self.logprobs is not None:
             require_at_least(self.logprobs, 0, key="logprobs")
             if self.format != "json":
                 raise ConfigError("logprobs need format=json to be shown", key="logprobs")
+
+
+_IDLE = {
+    "generate": (),
+    "verify": ("compare", "logprobs"),
+    "bench": (
+        "prompt",
+        "prompt_file",
+        "stop",
+        "stop_token_ids",
+        "logprobs",
+        "constraint",
+        "format",
+        "compare",
+    ),
+}
+"""Settings that a job does not look at: giving one is a mistake."""
+
+
+def _default(key: str) -> Any:
+    """Return how a setting of the command line is where nobody gives it."""
+    (known,) = (one for one in fields(RunConfig) if one.name == key)
+    return known.default if known.default_factory is MISSING else known.default_factory()

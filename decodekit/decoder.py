@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
 from decodekit.answer import Answer
 from decodekit.config import DecoderConfig
-from decodekit.errors import ConfigError, DecodekitError, require_at_least, shortened
+from decodekit.errors import (
+    ConfigError,
+    DecodekitError,
+    GenerationError,
+    require_at_least,
+    shortened,
+)
 from decodekit.factory import (
     build_adapter,
     build_strategy,
@@ -30,6 +37,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["Decoder"]
+
+_OF_REQUESTS = {field.name for field in fields(Request)} - {
+    field.name for field in fields(DecoderConfig)
+}
 
 
 class Decoder:
@@ -64,6 +75,11 @@ class Decoder:
     ) -> None:
         require_at_least(max_new_tokens, 0, key="max_new_tokens")
         require_at_least(prefill_chunk, 1, key="prefill_chunk")
+        if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+            raise ConfigError(
+                f"tokenizer must be a transformers tokenizer, not {shortened(tokenizer)}",
+                key="tokenizer",
+            )
         self.adapter = adapter
         self.tokenizer = tokenizer
         if not isinstance(strategy, Strategy):
@@ -90,8 +106,8 @@ class Decoder:
 
         Args:
             config: A ``DecoderConfig``, a mapping or a ``DictConfig``; what it does not say is as
-                in ``conf/config.yaml``. What belongs to a request or to the command line (prompt,
-                stop, job, ...) is not looked at.
+                in ``conf/config.yaml``. What it says for the command line (prompt, stop, job, ...)
+                is not looked at.
             settings: Settings by keyword, which go before those of ``config``; for example
                 ``strategy="lookahead", model="smollm2-135m"``.
 
@@ -104,6 +120,10 @@ class Decoder:
             if config is not None and not isinstance(config, Mapping):
                 raise TypeError(
                     f"settings are a DecoderConfig or a mapping, not a {type(config).__name__}"
+                )
+            for name in sorted(set(settings) & _OF_REQUESTS):
+                raise ConfigError(
+                    f"{name} belongs to a request: Decoder.generate(prompt, {name}=...)", key=name
                 )
             from decodekit.compose import compose_mapping  # Hydra, only where it is needed
 
@@ -160,6 +180,12 @@ class Decoder:
             ModelSupportError: The model cannot be decoded exactly.
         """
         check_execution(execution)
+        if not hasattr(model, "config"):
+            raise ConfigError(
+                f"model must be a loaded transformers model, not {shortened(model)}; "
+                "Decoder.from_config(model=...) loads one by name or directory",
+                key="model",
+            )
         built = build_strategy(strategy)
         if settings.get("verifier") is not None and not isinstance(settings["verifier"], Verifier):
             settings["verifier"] = build_verifier(settings["verifier"])
@@ -214,7 +240,8 @@ class Decoder:
         Raises:
             ConfigError: An option is out of its range.
             GenerationError: A prompt is empty, has an unknown token or is too long, or the model's
-                output is broken.
+                output is broken. If that comes up in a batch under way, its ``sequence`` says for
+                which prompt, and its ``results`` hold what all of them had until then.
         """
         if not is_batch(prompt):
             return self.stream(prompt, **options).run()
@@ -228,9 +255,13 @@ class Decoder:
                 if len(prompt) > 1:
                     error.args = (f"prompt {number} of the batch: {error}",)
                 raise
-        for records in self.steps(answers):
-            for record in records:
-                answers[record.sequence].add(record)
+        try:
+            for records in self.steps(answers):
+                for record in records:
+                    answers[record.sequence].add(record)
+        except GenerationError as error:
+            error.results = [answer.result for answer in answers]
+            raise
         return [answer.result for answer in answers]
 
     def stream(
@@ -256,11 +287,16 @@ class Decoder:
         """
         if streamer is not None:
             check_streamer(streamer)
-        if is_batch(prompt):
-            raise ConfigError(
-                "stream takes one prompt; Decoder.generate takes a list", key="prompt"
-            )
-        answer = self.begin(prompt, **options)
+        try:
+            if is_batch(prompt):
+                raise ConfigError(
+                    "stream takes one prompt; Decoder.generate takes a list", key="prompt"
+                )
+            answer = self.begin(prompt, **options)
+        except Exception:
+            if streamer is not None:
+                streamer.end()  # whoever reads from it must not wait for ever
+            raise
         return GenerationStream(
             answer, lambda cancelled: self.steps([answer], cancelled), streamer=streamer
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "BackendError",
@@ -28,6 +29,7 @@ __all__ = [
     "TreeError",
     "nearest",
     "require_at_least",
+    "require_nodes",
     "shortened",
 ]
 
@@ -92,12 +94,14 @@ class GenerationError(DecodekitError, RuntimeError):
     Attributes:
         step: The index of the failed step, from 0, or None if no step was run.
         sequence: The index of the sequence that failed in its batch, or None if it is not one's.
+        results: What the sequences of a batch had until then, one for each; else None.
     """
 
     def __init__(self, message: str, *, step: int | None = None) -> None:
         super().__init__(message)
         self.step = step
         self.sequence: int | None = None
+        self.results: list[Any] | None = None
 
 
 class TreeError(GenerationError, ValueError):
@@ -147,3 +151,21 @@ def require_at_least(value: int, least: int, *, key: str) -> None:
         raise ConfigError(f"{name} must be a whole number, not {value!r}", key=key, value=value)
     if value < least:
         raise ConfigError(f"{name} must be {least} or more, not {value}", key=key, value=value)
+
+
+def require_nodes(nodes: int, settings: str) -> None:
+    """Raise if a strategy's largest tree has more nodes than a forward pass can sensibly hold.
+
+    Args:
+        nodes: Nodes of the largest tree.
+        settings: What makes it so large, for example ``window_size and ngram_size``; the first word
+            is the key that is blamed.
+
+    Raises:
+        ConfigError: There are more than 4,096.
+    """
+    if nodes > 4096:
+        raise ConfigError(
+            f"{settings} make a tree of {nodes} nodes; at most 4096 are run in a pass",
+            key=f"strategy.{settings.split()[0].rstrip(',')}",
+        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from decodekit.config import DecoderConfig, ModelConfig
-from decodekit.errors import ConfigError, nearest, shortened
+from decodekit.errors import CheckpointError, ConfigError, nearest, shortened
 from decodekit.execution.packed import can_pack, pack_linears
 from decodekit.interfaces import (
     AttentionBackend,
@@ -145,7 +146,15 @@ class _Parts:
         self, model: Any, *, backend: str, like: ModelAdapter
     ) -> tuple[ModelAdapter, Any]:
         """Return a further model and its tokenizer; see ``Parts.load_model``."""
+        if isinstance(model, os.PathLike):
+            model = os.fspath(model)
         if not isinstance(model, (str, Mapping)):
+            if not hasattr(model, "config"):
+                raise ConfigError(
+                    f"the draft must be a name, a directory or a loaded transformers model, not "
+                    f"{shortened(model)}",
+                    key="strategy.model",
+                )
             return build_adapter(model, backend=backend), None
         from decodekit.compose import compose_mapping  # Hydra, only where it is needed
 
@@ -155,7 +164,11 @@ class _Parts:
             settings["dtype"] = str(beside.dtype).removeprefix("torch.")
             settings["device"] = str(beside.device)
         config = compose_mapping(settings)
-        loaded, tokenizer = load(config)
+        try:
+            loaded, tokenizer = load(config)
+        except CheckpointError as error:
+            error.args = (f"strategy.model: {error}",)
+            raise
         prepare_execution(loaded, config.execution)
         return build_adapter(loaded, adapter=config.adapter, backend=config.backend), tokenizer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Sequence
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -101,11 +102,16 @@ def _rule(criterion: Callable[..., Any], prompt: Sequence[int]) -> Criterion:
 
     def ends(tokens: Sequence[int]) -> bool:
         verdict = criterion(torch.tensor([[*before, *tokens]]), None)
-        if verdict is None:
-            raise GenerationError(
-                f"the stopping criterion {name_of(criterion)} must return whether the text ends"
-            )
-        return bool(torch.as_tensor(verdict).all())
+        try:
+            ends = torch.as_tensor(verdict)
+            if not isinstance(verdict, (str, bytes)) and ends.numel():
+                return bool(ends.all())
+        except (TypeError, ValueError, RuntimeError):
+            pass
+        raise GenerationError(
+            f"the stopping criterion {name_of(criterion)} must return whether the text ends, True "
+            f"or False, not {shortened(verdict)}"
+        )
 
     return ends
 
@@ -120,15 +126,60 @@ def _state_of(processor: Any, prompt: Sequence[int], vocab_size: int) -> str | N
     parts += [getattr(part, "__self__", None) for part in parts]
     if kind.__name__ in _STATEFUL or any(_holds_model(part) for part in parts):
         return "keeps a state"
+    if any(isinstance(part, FunctionType) and _sees_model(part) for part in parts):
+        return None  # a model is too large for a copy
     try:
-        trial, *_ = watched = copy.deepcopy([part for part in parts if part is not None])
+        trial, *_ = watched = copy.deepcopy([_detached(part) for part in parts if part is not None])
     except Exception:
         return "cannot be copied, so it may keep a state"
     return "keeps a state" if _changes(trial, watched, prompt, vocab_size) else None
 
 
+def _detached(part: Any) -> Any:
+    """Return a function as one whose closure and defaults can be copied; all else as it is."""
+    return _Function(part) if isinstance(part, FunctionType) else part
+
+
+class _Function:
+    """A plain function over a closure and defaults of its own, once it has been copied."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._function = function
+        self.kept = (_closure(function), function.__defaults__, function.__kwdefaults__)
+
+    def __call__(self, *arguments: Any) -> Any:
+        closure, defaults, keywords = self.kept
+        like, cells = self._function, tuple(map(CellType, closure))
+        copied = FunctionType(like.__code__, like.__globals__, like.__name__, defaults, cells)
+        copied.__kwdefaults__ = keywords
+        try:
+            return copied(*arguments)
+        finally:
+            self.kept = (_closure(copied), defaults, keywords)
+
+    @property
+    def state(self) -> list[Any]:
+        """Everything that a call could change."""
+        return [*self.kept[0], *self.kept[1:]]
+
+
+def _closure(function: FunctionType) -> list[Any]:
+    """Return what a function closes over; a name that has no value yet is None."""
+    values = []
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:
+            values.append(None)
+    return values
+
+
 def _holds_model(part: object) -> bool:
     return any(isinstance(value, nn.Module) for value in getattr(part, "__dict__", {}).values())
+
+
+def _sees_model(function: FunctionType) -> bool:
+    return any(isinstance(value, nn.Module) for value in _closure(function))
 
 
 def _changes(trial: Any, watched: list[Any], prompt: Sequence[int], vocab_size: int) -> bool:
@@ -158,14 +209,21 @@ def _changes(trial: Any, watched: list[Any], prompt: Sequence[int], vocab_size: 
 
 
 def _contents(watched: list[Any]) -> list[bytes | None]:
-    """Return the attributes of objects in a form that can be compared; None where there is none."""
-    return [_pickled(part) for part in watched]
+    """Return what objects hold, in a form that can be compared; None where there is none."""
+    return [
+        _pickled(value)
+        for part in watched
+        for value in (part.state if isinstance(part, _Function) else [_attributes(part)])
+    ]
 
 
-def _pickled(part: Any) -> bytes | None:
+def _attributes(part: Any) -> dict[str, Any]:
     slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
-    values = {name: getattr(part, name, None) for name in slots}
+    return {**{name: getattr(part, name, None) for name in slots}, **getattr(part, "__dict__", {})}
+
+
+def _pickled(value: Any) -> bytes | None:
     try:
-        return pickle.dumps({**values, **getattr(part, "__dict__", {})})
+        return pickle.dumps(value)
     except Exception:
         return None

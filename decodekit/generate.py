@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from decodekit.certificate import Verdict, compare, tolerance_for
 from decodekit.config import ConstraintConfig, RunConfig
 from decodekit.decoder import Decoder
-from decodekit.errors import ConfigError
+from decodekit.errors import ConfigError, shortened
 from decodekit.result import GenerationResult
 from decodekit.signals import exit_code
 from decodekit.stream import GenerationStream
@@ -143,12 +143,14 @@ def read_prompt(config: RunConfig) -> str:
             return Path(config.prompt_file).read_bytes().decode("utf-8-sig")
         if config.prompt == "-":
             return sys.stdin.buffer.read().decode("utf-8-sig") if sys.stdin else ""
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the prompt file {config.prompt_file}: {error.strerror}", key="prompt_file"
-        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the prompt is not UTF-8 text: {error.reason}", key="prompt") from error
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot read the prompt file {shortened(config.prompt_file)}: {reason}",
+            key="prompt_file",
+        ) from error
     return str(config.prompt)
 
 

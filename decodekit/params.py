@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from decodekit.errors import ConfigError
+from decodekit.errors import ConfigError, shortened
 
 __all__ = ["SamplingParams"]
+
+_LARGEST = 1e38  # logits are float32, and a few of these may be added up
 
 
 @dataclass(kw_only=True)
@@ -73,14 +77,14 @@ class SamplingParams:
             (
                 "repetition_penalty",
                 1e-6 <= self.repetition_penalty <= 1e6,
-                "above 0, in [1e-6, 1e6]; 1 is off",
+                "in [1e-6, 1e6], where 1 is off",
             ),
-            ("presence_penalty", math.isfinite(self.presence_penalty), "finite"),
-            ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite"),
+            ("presence_penalty", abs(self.presence_penalty) <= _LARGEST, f"at most {_LARGEST:g}"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= _LARGEST, f"at most {_LARGEST:g}"),
             ("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "0 (off) or more"),
             ("min_new_tokens", self.min_new_tokens >= 0, "0 or more"),
-            ("bad_words", _all(self.bad_words, lambda word: isinstance(word, str)), "texts"),
-            ("suppress_tokens", _all(self.suppress_tokens, _is_token), "token ids"),
+            ("bad_words", _all(self.bad_words, _is_text), "a list of texts"),
+            ("suppress_tokens", _all(self.suppress_tokens, _is_token), "a list of token ids"),
             (
                 "logit_bias",
                 isinstance(self.logit_bias, dict)
@@ -106,24 +110,34 @@ class SamplingParams:
 def _require(ok: bool, name: str, rule: str, params: SamplingParams) -> None:
     if not ok:
         value = getattr(params, name)
-        raise ConfigError(f"{name} must be {rule}, not {value!r}", key=name, value=value)
+        raise ConfigError(f"{name} must be {rule}, not {shortened(value)}", key=name, value=value)
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_number(value: Any) -> bool:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    return isinstance(value, float) or bool(-_LARGEST <= value <= _LARGEST)  # type: ignore[operator]  # an int has any size
 
 
-def _is_token(value: object) -> bool:
-    return _is_whole(value) and value >= 0  # type: ignore[operator]
+def _is_token(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
 
 
-def _is_bias(value: object) -> bool:
+def _is_bias(value: Any) -> bool:
     """Return whether a bias is a float32 number, or -inf, which is a ban."""
-    return _is_number(value) and (value == -math.inf or abs(value) < 3e38)  # type: ignore[arg-type]
+    return _is_number(value) and (value == -math.inf or abs(value) <= _LARGEST)
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a value is text that can be encoded: no half of a surrogate pair."""
+    try:
+        return isinstance(value, str) and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
 
 
 def _all(values: object, check: Callable[[object], bool]) -> bool:

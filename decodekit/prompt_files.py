@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from decodekit.errors import ConfigError, GenerationError
+from decodekit.errors import ConfigError, GenerationError, shortened
 from decodekit.prompts import Prompt
 
 __all__ = ["Encoder", "FilePrompt", "encoded", "read_prompts"]
@@ -94,20 +94,35 @@ def encoded(prompt: FilePrompt, decoder: Encoder, *, key: str) -> list[int]:
 def _parse(line: str, path: str, number: int, key: str) -> FilePrompt:
     try:
         record: dict[str, Any] = json.loads(line)
-        chat = record.get("kind", "chat") == "chat"
+    except ValueError as error:
+        raise ConfigError(f"line {number} of {path} is not JSON: {error}", key=key) from error
+    try:
+        kind = record.get("kind", "chat")
+        if kind not in ("chat", "completion"):
+            raise ConfigError(
+                f"line {number} of {path}: kind must be chat or completion, not {shortened(kind)}",
+                key=key,
+            )
         prompt: Prompt
         if "input_ids" in record or "messages" in record:
             prompt = record.get("input_ids", record.get("messages"))
             expected: type = list
         else:
-            prompt = record["turns"][0] if "turns" in record else record["prompt"]
+            prompt = _first(record["turns"]) if "turns" in record else record["prompt"]
             expected = str
         if not isinstance(prompt, expected):
             raise TypeError(f"a prompt must be a {expected.__name__}")
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+    except (KeyError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"line {number} of {path} needs input_ids, messages, turns or prompt",
+            f"line {number} of {path} needs input_ids or messages (lists), turns (a list of texts) "
+            "or prompt (a text)",
             key=key,
         ) from error
     category = str(record.get("task") or record.get("category") or "all")
-    return FilePrompt(str(record.get("id", number)), category, prompt, chat)
+    return FilePrompt(str(record.get("id", number)), category, prompt, kind == "chat")
+
+
+def _first(turns: Any) -> Any:
+    if not isinstance(turns, list) or not turns:
+        raise TypeError("turns must be a list of texts")
+    return turns[0]

@@ -9,6 +9,7 @@ __all__ = ["render_table"]
 
 def render_table(rows: Sequence[Sequence[str]]) -> str:
     """Return the table of ``rows``, the first of them the header; the first column is text."""
+    rows = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| "

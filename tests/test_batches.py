@@ -711,8 +711,16 @@ def test_a_sequence_that_fails_on_the_way_is_named() -> None:
     with pytest.raises(GenerationError, match="leave no token to choose from") as caught:
         decoder.generate(asked, max_new_tokens=9)
     assert caught.value.step == 3
-    with pytest.raises(GenerationError, match=r"^prompt 2 of the batch: "):
-        decoder.generate(asked, max_new_tokens=9)
+    with pytest.raises(GenerationError, match=r"^prompt 2 of the batch: ") as caught:
+        decoder.generate(asked)
+    # What there was is not lost.
+    assert caught.value.sequence == 2
+    results = caught.value.results
+    assert results is not None
+    alone = [decoder.generate([1], max_new_tokens=3), decoder.generate([2], max_new_tokens=1)]
+    assert [result.tokens for result in results[:2]] == [result.tokens for result in alone]
+    assert [result.finish_reason for result in results] == ["cancelled", "length", "cancelled"]
+    assert len(results[2].tokens) == 3
 
 
 def test_a_decoder_goes_on_after_a_sequence_of_a_batch_failed() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from decodekit import Decoder
+from decodekit.certificate import Divergence, Verdict
 from decodekit.cli import main
 from decodekit.stream import GenerationStream
 
@@ -127,7 +128,7 @@ def test_chat_stop_and_sampling(capsys: pytest.CaptureFixture[str], checkpoint: 
         (["prompt=x", "strategy.window_size=0"], "window_size must be 1 or more, not 0"),
         ([], "give a prompt"),
         (["prompt=x", "prompt_file=y"], "not both"),
-        (["prompt_file=/nowhere"], "cannot read the prompt file /nowhere"),
+        (["prompt_file=/nowhere"], "cannot read the prompt file '/nowhere'"),
         (["job=bench"], "give prompts: bench.prompts=FILE.jsonl"),
         (["job=bench", "bench.prompts=/nowhere"], "cannot read the prompts in /nowhere"),
     ],
@@ -152,6 +153,47 @@ def test_run_time_errors_are_one_line_and_code_1(
     code, _, err = run(capsys, f"model={checkpoint}", "prompt=" + "a " * 200)
     assert code == 1
     assert "the model's context is 128; shorten the prompt" in err
+
+
+TIE = Divergence(position=3, expected=5, got=6, gap=4e-6)
+BUG = Divergence(position=4, expected=5, got=6, gap=None)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "words"),
+    [
+        (Verdict(kind="equal", tokens=9), 0, "equal tokens"),
+        (
+            Verdict(kind="tie", tokens=9, divergences=(TIE, TIE)),
+            0,
+            "equal but for numerical ties at token 3 (gap 4e-06), 3 (gap 4e-06)",
+        ),
+        (
+            Verdict(kind="defect", tokens=9, divergences=(TIE, BUG)),
+            1,
+            "DIFFERENT from token 4 on",
+        ),
+    ],
+)
+def test_compare_tells_a_tie_from_a_defect(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: Verdict,
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr("decodekit.generate.compare", lambda *_, **__: verdict)
+    arguments = (f"model={checkpoint}", "prompt=a b c", "max_new_tokens=6", "compare=true")
+    found, _, err = run(capsys, *arguments)
+    assert found == code
+    assert words in err
+    found, out, _ = run(capsys, *arguments, "format=json")
+    assert found == code
+    compared = json.loads(out)["compare"]
+    assert compared["equal"] is (verdict.kind == "equal")
+    assert compared["verdict"]["kind"] == verdict.kind
+    assert len(compared["verdict"]["divergences"]) == len(verdict.divergences)
 
 
 def test_stdin_that_is_not_text(

@@ -636,7 +636,26 @@ def closure() -> Callable[..., Tensor]:
     return alternating
 
 
+def counting() -> Callable[..., Tensor]:
+    """A closure whose state shows only later than anyone may try."""
+    calls = 0
+
+    def counted(input_ids: Tensor, scores: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return scores if calls < 9 else -scores
+
+    return counted
+
+
+def listing(input_ids: Tensor, scores: Tensor, seen: list[int] = []) -> Tensor:  # noqa: B006
+    seen.append(int(input_ids[0, -1]))
+    return scores
+
+
 STATEFUL: list[tuple[str, Callable[[], Any]]] = [
+    ("counted", counting),
+    ("listing", lambda: listing),
     ("FromFive", FromFive),
     ("Remembering", Remembering),
     ("Noisy", Noisy),
@@ -670,7 +689,18 @@ STATEFUL: list[tuple[str, Callable[[], Any]]] = [
     ("name", "make"),
     STATEFUL,
     ids=[
-        *("class", "list", "random", "model", "slots", "closure", "in a list", "in their list"),
+        *(
+            "nonlocal",
+            "default",
+            "class",
+            "list",
+            "random",
+            "model",
+            "slots",
+            "closure",
+            "in a list",
+            "in their list",
+        ),
         *("in a list of lists", "method", "partial", "synthid", "guidance"),
     ],
 )
@@ -685,6 +715,33 @@ def test_a_processor_with_a_state_and_no_fork_is_refused_by_name(
     assert "\n" not in str(caught.value)
     assert model.forwards == []
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_function_is_tried_without_a_trace() -> None:
+    """A copy of it is called: the request's own first call finds its closure as it was."""
+    calls: list[int] = []
+    not_yet: Any
+
+    def noted(input_ids: Tensor, scores: Tensor) -> Tensor:
+        calls.append(input_ids.shape[1])
+        return scores if calls else not_yet
+
+    with pytest.raises(ConfigError, match="noted keeps a state"):
+        decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=3, logits_processor=noted)
+    assert calls == []
+    not_yet = None
+
+
+def test_a_function_over_a_model_is_taken_untried() -> None:
+    model, calls = nn.Linear(1, 1), 0
+
+    def guided(input_ids: Tensor, scores: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return scores + model.weight.detach() * 0
+
+    decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=3, logits_processor=guided)
+    assert calls == 3
 
 
 def plain_function(input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -1335,13 +1392,19 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("top_k", 1.5, "must be a whole number"),
     ("top_p", 0, r"must be in \(0, 1\]"),
     ("seed", 1.0, "must be a whole number"),
-    ("repetition_penalty", 0, "must be above 0"),
-    ("presence_penalty", math.inf, "must be finite"),
+    ("repetition_penalty", 0, r"must be in \[1e-6, 1e6\], where 1 is off"),
+    ("presence_penalty", math.inf, "must be at most 1e\\+38, not inf"),
+    ("frequency_penalty", -1e39, "must be at most 1e\\+38, not -1e\\+39"),
+    ("temperature", 10**400, "must be a number, not 1000"),
+    ("presence_penalty", -(10**400), "must be a number, not -1000"),
+    ("top_k", np.float64(3), "must be a whole number"),
     ("no_repeat_ngram_size", -1, "must be 0"),
     ("min_new_tokens", True, "must be a whole number"),
-    ("bad_words", "a", "must be texts"),
-    ("bad_words", [3], "must be texts"),
-    ("suppress_tokens", 3, "must be token ids"),
+    ("bad_words", "a", "must be a list of texts"),
+    ("bad_words", [3], "must be a list of texts"),
+    ("bad_words", ["\ud800"], "must be a list of texts"),
+    ("suppress_tokens", 3, "must be a list of token ids"),
+    ("suppress_tokens", [-1] * 500, r"\.\.\.$"),
     ("suppress_tokens", [11], "names token 11; the model's last is 10"),
     ("logit_bias", [(1, 2.0)], "must be a mapping"),
     ("logit_bias", {1: "2"}, "must be a mapping"),
@@ -1351,6 +1414,27 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("temprature", 1.0, "did you mean 'temperature'"),
     ("num_beams", 4, "unknown option 'num_beams'"),
 ]
+
+
+@pytest.mark.parametrize("verdict", [None, "yes", b"", [], {}, object(), torch.ones(0)])
+def test_a_criterion_that_does_not_answer_is_named(verdict: Any) -> None:
+    def undecided(input_ids: Tensor, scores: Any) -> Any:
+        return verdict
+
+    with pytest.raises(GenerationError, match="criterion undecided must return whether the text"):
+        decoder(ToyAdapter()).generate(PROMPT, stopping_criteria=undecided)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    options = {"top_k": 3, "temperature": 0.5, "seed": 7, "suppress_tokens": [2]}
+    theirs = {
+        "top_k": np.int64(3),
+        "temperature": np.float32(0.5),
+        "seed": np.uint64(7),
+        "suppress_tokens": [np.int32(2)],
+    }
+    made = decoder(ToyAdapter())
+    assert made.generate(PROMPT, **theirs).tokens == made.generate(PROMPT, **options).tokens
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer, TextStreamer
 
 from decodekit import Decoder, GenerationResult, GenerationStream, TextChunk
-from decodekit.errors import ConfigError, GenerationError
+from decodekit.errors import ConfigError, DecodekitError, GenerationError
 from decodekit.factory import build_strategy
 from decodekit.interfaces import Proposer
 from decodekit.params import SamplingParams
@@ -670,6 +670,19 @@ def test_a_streamer_is_ended_once_on_an_error_of_the_model() -> None:
     assert (len(streamer.runs), streamer.ends) == (3, 1)
     stream.close()
     assert streamer.ends == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"), [([], {}), (PROMPT, {"top_p": 7}), ([PROMPT, PROMPT], {})]
+)
+def test_a_streamer_is_ended_when_its_request_is_refused(
+    prompt: Any, options: dict[str, Any]
+) -> None:
+    """Whoever reads from it in another thread would wait for ever."""
+    streamer = Recorder()
+    with pytest.raises(DecodekitError):
+        decoder_of(ToyAdapter()).stream(prompt, streamer=streamer, **options)
+    assert (streamer.runs, streamer.ends) == ([], 1)
 
 
 @pytest.mark.parametrize("fail_at", [0, 2])

@@ -247,11 +247,12 @@ def test_trap_17_degenerate_sizes(window_size: int, ngram_size: int, max_candida
 
 @pytest.mark.parametrize("prompt", [[], "", "  "])
 def test_trap_17_an_empty_prompt_is_a_clear_error(prompt: Any) -> None:
-    def tokenizer(*_: Any, **__: Any) -> dict[str, list[int]]:
-        return {"input_ids": []}
+    class Silent(ByteTokenizer):
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            return {"input_ids": []}
 
     with pytest.raises(GenerationError, match="prompt is empty"):
-        decoder(ToyAdapter(), "lookahead", tokenizer).generate(prompt, chat=False)
+        decoder(ToyAdapter(), "lookahead", Silent([b"a"])).generate(prompt, chat=False)
 
 
 def test_trap_18_the_pool_is_bounded() -> None:

@@ -118,7 +118,7 @@ def test_a_defect_is_exit_code_1_and_is_shown(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([], "give a prompt"),
+        ([], "give prompts: verify.prompts=FILE.jsonl, or one: prompt="),
         (["verify.prompts=PROMPTS", "prompt=a"], "give verify.prompts or a prompt, not both"),
         (["verify.prompts=nowhere.jsonl"], "cannot read the prompts in nowhere.jsonl"),
         (["prompt=a", "verify.tolerance=-1"], "tolerance must be 0 or more"),
@@ -168,3 +168,43 @@ def test_an_interruption_reports_what_was_judged(
     report = json.loads(out)
     assert [one["id"] for one in report["prompts"]] == ["x1"]
     assert report["complete"] is False
+
+
+def test_an_incomplete_report_says_so(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    prompts: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model breaks down at the second prompt; the verdict on the first is not lost."""
+    from decodekit import Decoder
+    from decodekit.errors import GenerationError
+
+    generate = Decoder.generate
+
+    def breaking(self, prompt, **options):  # type: ignore[no-untyped-def]
+        if breaking.calls == 2:
+            raise GenerationError("step 3: the model returned NaN or infinite logits")
+        breaking.calls += 1
+        return generate(self, prompt, **options)
+
+    breaking.calls = 0
+    monkeypatch.setattr(Decoder, "generate", breaking)
+    code, out, err = verify(capsys, checkpoint, f"verify.prompts={prompts}")
+    assert code == 1
+    assert "INCOMPLETE: 1 of 3 prompts were judged" in out
+    assert "| letters |       1 |     12 |     1 |   0 |      0 |" in out
+    assert err.splitlines()[-1].startswith("decodekit: prompt 'x2': step 3: the model returned NaN")
+    breaking.calls = 2
+    code, out, _ = verify(capsys, checkpoint, f"verify.prompts={prompts}")
+    assert (code, "INCOMPLETE: 0 of 3" in out, "|" in out) == (1, True, False)
+
+
+def test_every_prompt_is_looked_at_before_any_is_run(
+    capsys: pytest.CaptureFixture[str], checkpoint: str, prompts: str
+) -> None:
+    with Path(prompts).open("a") as file:
+        file.write('\n{"id": "bad", "input_ids": [70000]}\n')
+    code, out, err = verify(capsys, checkpoint, f"verify.prompts={prompts}")
+    assert (code, out) == (2, "")
+    assert "prompt 'bad': token id 70000 is outside the vocabulary" in err

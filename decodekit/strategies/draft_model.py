@@ -19,6 +19,7 @@ from decodekit.errors import (
     GenerationError,
     ModelSupportError,
     require_at_least,
+    require_nodes,
     shortened,
 )
 from decodekit.interfaces import Budget, ModelAdapter, Parts, Proposal, StepOutcome
@@ -32,7 +33,6 @@ from decodekit.tree import ROOT, TokenTree
 __all__ = ["DraftModel", "DraftModelConfig", "DraftProposer"]
 
 _DRAFTS = ("greedy", "coupled", "sampled")
-_MOST_NODES = 4096
 
 
 @dataclass(kw_only=True)
@@ -63,11 +63,7 @@ class DraftModelConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self.num_tokens, 1, key="strategy.num_tokens")
-        if self.num_tokens > _MOST_NODES:
-            raise ConfigError(
-                f"num_tokens must be {_MOST_NODES} or less, not {self.num_tokens}",
-                key="strategy.num_tokens",
-            )
+        require_nodes(self.num_tokens, "num_tokens")
         if not isinstance(self.branches, list):
             raise ConfigError(
                 f"branches must be a list of whole numbers, not {shortened(self.branches)}",
@@ -107,12 +103,7 @@ class DraftModel:
         for width in self.widths:
             level *= width
             self.max_nodes += level
-        if self.max_nodes > _MOST_NODES:
-            raise ConfigError(
-                f"branches and num_tokens make a tree of {self.max_nodes} nodes; at most "
-                f"{_MOST_NODES} are run in a pass",
-                key="strategy.branches",
-            )
+        require_nodes(self.max_nodes, "branches and num_tokens")
         self._parts = parts
         self._draft: ModelAdapter | None = None
         self._tokenizer: Any = None

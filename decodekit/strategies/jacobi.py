@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodekit.errors import require_at_least
+from decodekit.errors import require_at_least, require_nodes
 from decodekit.interfaces import Budget, Proposal, StepOutcome
 from decodekit.params import SamplingParams
 from decodekit.tree import ROOT, TokenTree
@@ -33,6 +33,7 @@ class JacobiConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self.window_size, 1, key="strategy.window_size")
+        require_nodes(self.window_size, "window_size")
 
 
 class Jacobi:

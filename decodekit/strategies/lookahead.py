@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodekit.errors import require_at_least
+from decodekit.errors import require_at_least, require_nodes
 from decodekit.interfaces import Budget, NGramPool, Parts, Proposal, StepOutcome
 from decodekit.params import SamplingParams
 from decodekit.strategies.window import JacobiWindow
@@ -58,6 +58,13 @@ class LookaheadConfig:
         require_at_least(self.ngram_size, 2, key="strategy.ngram_size")
         require_at_least(self.max_candidates, 0, key="strategy.max_candidates")
         require_at_least(self.max_keys, 1, key="strategy.max_keys")
+        require_nodes(self.max_nodes, "window_size, ngram_size and max_candidates")
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest tree: the window, without its first cell, and the candidates."""
+        levels = self.ngram_size - 1
+        return self.window_size * levels - 1 + self.max_candidates * levels
 
 
 class Lookahead:
@@ -71,8 +78,7 @@ class Lookahead:
     def __init__(self, config: LookaheadConfig, parts: Parts) -> None:
         self.config = config
         self._parts = parts
-        window = config.window_size * (config.ngram_size - 1) - 1
-        self.max_nodes = window + config.max_candidates * (config.ngram_size - 1)
+        self.max_nodes = config.max_nodes
         self._new_pool()  # an unknown pool is refused now, not by the first request
 
     def new_proposer(self, params: SamplingParams) -> LookaheadProposer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodekit.errors import ConfigError, require_at_least
+from decodekit.errors import ConfigError, require_at_least, require_nodes
 from decodekit.interfaces import Budget, Proposal, StepOutcome
 from decodekit.params import SamplingParams
 from decodekit.tree import TokenTree
@@ -37,6 +37,7 @@ class PromptLookupConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self.num_tokens, 1, key="strategy.num_tokens")
+        require_nodes(self.num_tokens, "num_tokens")
         require_at_least(self.min_ngram_size, 1, key="strategy.min_ngram_size")
         if self.max_ngram_size < self.min_ngram_size:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decodekit.bench.measurement import Measurement, Run
 from decodekit.bench.report import render
+from decodekit.table import render_table
 
 
 def measured(
@@ -37,6 +38,14 @@ def measured(
 
 def test_nothing_measured() -> None:
     assert render([]) == "nothing was measured"
+
+
+def test_a_cell_cannot_break_its_table() -> None:
+    assert render_table([["a|b", "c"], ["d\ne", "f"]]).splitlines() == [
+        "| a\\|b | c |",
+        "|------|--:|",
+        "| d e  | f |",
+    ]
 
 
 def test_one_table_with_medians_ratios_by_prompt_and_totals() -> None:

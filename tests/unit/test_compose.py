@@ -82,8 +82,6 @@ def test_overrides_of_every_kind(default: RunConfig) -> None:
             "prefill_chunk=64",
             "chat=false",
             "job=bench",
-            "format=json",
-            "compare=true",
             "bench.limit=2",
             "bench.strategies=[jacobi,{name:lookahead,window_size:3}]",
         ]
@@ -101,8 +99,6 @@ def test_overrides_of_every_kind(default: RunConfig) -> None:
         prefill_chunk=64,
         chat=False,
         job="bench",
-        format="json",
-        compare=True,
         bench=BenchConfig(limit=2, strategies=["jacobi", {"name": "lookahead", "window_size": 3}]),
     )
     assert config.backend.name == "eager"
@@ -165,6 +161,64 @@ def test_text_is_taken_as_it_is(text: str, default: RunConfig) -> None:
 def test_several_stop_strings_are_a_list_in_hydras_grammar() -> None:
     assert compose_config(["stop=[a,'b, c']"]).stop == ["a", "b, c"]
     assert compose_config(["stop=[]"]).stop == []
+    assert compose_config(["stop=[é,日, yes, 1.0]"]).stop == ["é", "日", "yes", "1.0"]
+    assert compose_config(['stop=["a\\n","b"]']).stop == ["a\n", "b"]
+    for override in ("stop=[a,[b]]", "stop=[a,{b: c}]", "stop=[a,'b]"):
+        with pytest.raises(ConfigError, match="cannot read the list stop="):
+            compose_config([override])
+
+
+@pytest.mark.parametrize(
+    "setting", ["stop_token_ids=5", "sampling.bad_words=x", "bench.strategies=x"]
+)
+def test_a_list_that_is_none_is_named_with_the_fix(setting: str) -> None:
+    key = setting.partition("=")[0]
+    with pytest.raises(ConfigError) as caught:
+        compose_config([setting])
+    assert str(caught.value) == f"{key} must be a list: {key}=[...]"
+
+
+def test_a_bias_by_token() -> None:
+    config = compose_config(["sampling.logit_bias.5=100", "sampling.logit_bias.7=-2.5"])
+    assert config.sampling.logit_bias == {5: 100.0, 7: -2.5}
+
+
+def test_a_number_of_any_length_is_no_traceback() -> None:
+    with pytest.raises(ConfigError, match="too large"):
+        compose_config([f"sampling.temperature=1{'0' * 400}"])
+
+
+@pytest.mark.parametrize(
+    ("job", "settings"),
+    [
+        ("verify", ["compare=true", "logprobs=2"]),
+        ("bench", ["prompt=x", "prompt_file=x", "stop=x", "stop_token_ids=[3]", "compare=true"]),
+        ("bench", ["constraint.regex=a", "format=json", "logprobs=1"]),
+    ],
+)
+def test_a_setting_that_its_job_does_not_look_at_is_refused(job: str, settings: list[str]) -> None:
+    for setting in settings:
+        key = setting.partition("=")[0].partition(".")[0]
+        with pytest.raises(ConfigError) as caught:
+            compose_config([f"job={job}", setting])
+        assert str(caught.value) == f"{key} does nothing under job={job}; leave it out"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["strategy=lookahead", "strategy.window_size=2000"],
+        ["strategy=lookahead", "strategy.max_candidates=2000"],
+        ["strategy=jacobi", "strategy.window_size=5000"],
+        ["strategy=prompt_lookup", "strategy.num_tokens=5000"],
+        ["strategy=draft_model", "strategy.model=x", "strategy.num_tokens=5000"],
+    ],
+)
+def test_a_tree_too_large_for_any_pass_is_refused(settings: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"nodes; at most 4096 are run in a pass") as caught:
+        compose_config(settings)
+    assert caught.value.key is not None
+    assert caught.value.key.startswith("strategy.")
     assert compose_config(["stop=a,b"]).stop == ["a,b"]
 
 
@@ -319,7 +373,8 @@ def test_built_ins_and_files_are_the_same_names() -> None:
         # values
         (
             "seed=1,2",
-            "seed has several values; quote a value that holds commas: 'seed=\"a,b\"'",
+            "seed has several values; a list is seed=[a,b], and a text that holds commas is "
+            "quoted: 'seed=\"a,b\"'",
             "seed",
         ),
         (

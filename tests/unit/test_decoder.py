@@ -155,6 +155,24 @@ def test_a_stream_gives_accepted_runs_and_then_the_result(decoder: Decoder) -> N
     assert stream.result.tokens == decoder.generate(random_prompt(10), max_new_tokens=30).tokens
 
 
+def test_an_option_of_a_request_is_no_setting_of_a_decoder(checkpoint: str) -> None:
+    for name, value in (("stop", "x"), ("constraint", {"regex": "a"}), ("logprobs", 1)):
+        with pytest.raises(ConfigError, match=f"{name} belongs to a request: Decoder.generate"):
+            Decoder.from_config(model=checkpoint, **{name: value})
+
+
+@pytest.mark.parametrize("model", ["/a/path", None, 3, tiny_model])
+def test_what_is_no_model_is_named(model: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a loaded transformers model, not") as caught:
+        Decoder.from_model(model)
+    assert caught.value.key == "model"
+
+
+def test_what_is_no_tokenizer_is_named() -> None:
+    with pytest.raises(ConfigError, match="must be a transformers tokenizer, not 'llama'"):
+        Decoder.from_model(tiny_model(), "llama")  # type: ignore[arg-type]
+
+
 def test_defaults_come_from_the_config_and_requests_go_before(checkpoint: str) -> None:
     one = Decoder.from_config(
         model=checkpoint,

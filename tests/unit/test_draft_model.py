@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from decodekit import Decoder
-from decodekit.errors import ConfigError, GenerationError, ModelSupportError
+from decodekit.errors import CheckpointError, ConfigError, GenerationError, ModelSupportError
+from decodekit.factory import build_strategy
 from decodekit.interfaces import Budget, Proposal
 from decodekit.params import SamplingParams
 from decodekit.rejection import RejectionVerifier
@@ -83,6 +85,20 @@ def test_a_tree_holds_the_most_probable_children() -> None:
         siblings = tree.children[parent]
         best = draft.logits_after(path).topk(len(siblings)).indices.tolist()
         assert tree.tokens[node] == best[siblings.index(node)]
+
+
+@pytest.mark.parametrize("model", [5, object(), ["a"]])
+def test_what_is_no_draft_is_named(model: Any) -> None:
+    built = build_strategy({"name": "draft_model", "model": model})
+    with pytest.raises(ConfigError, match="the draft must be a name, a directory or a loaded") as e:
+        Decoder.from_model(tiny_model(), strategy=built)
+    assert e.value.key == "strategy.model"
+
+
+def test_a_draft_that_is_not_there_is_blamed_on_its_own_setting(tmp_path: Path) -> None:
+    for model in (str(tmp_path / "nowhere"), tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match=r"^strategy.model: .*nowhere does not exist"):
+            Decoder.from_model(tiny_model(), strategy={"name": "draft_model", "model": model})
 
 
 def test_a_coupled_draft_draws_as_the_target_does() -> None:

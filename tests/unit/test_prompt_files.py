@@ -70,13 +70,12 @@ def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "not json",
-        '{"prompt": "cut off',
         "[1, 2]",
         '"text"',
         "{}",
         '{"turns": []}',
         '{"turns": null}',
+        '{"turns": "hello"}',
         '{"text": "under another name"}',
         '{"prompt": null}',
         '{"prompt": 5}',
@@ -85,11 +84,32 @@ def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+    assert mistake(tmp_path, line) == (
+        "needs input_ids or messages (lists), turns (a list of texts) or prompt (a text)"
+    )
+
+
+@pytest.mark.parametrize("line", ["not json", '{"prompt": "cut off'])
+def test_a_line_that_is_not_json_is_named(tmp_path: Path, line: str) -> None:
+    assert mistake(tmp_path, line).startswith("is not JSON: ")
+
+
+@pytest.mark.parametrize("kind", ["Chat", None, 5])
+def test_a_kind_is_one_of_two(tmp_path: Path, kind: object) -> None:
+    path = write(tmp_path, {"prompt": "a", "kind": kind})
+    with pytest.raises(ConfigError, match=r"line 1 of .*: kind must be chat or completion, not"):
+        read_prompts(path, key="bench.prompts")
+
+
+def mistake(tmp_path: Path, line: str) -> str:
+    """Return what is said about a second line, without its place."""
     path = write(tmp_path, {"prompt": "fine"}, line)
     with pytest.raises(ConfigError) as caught:
         read_prompts(path, key="bench.prompts")
-    assert str(caught.value) == (f"line 2 of {path} needs input_ids, messages, turns or prompt")
     assert caught.value.key == "bench.prompts"
+    place = f"line 2 of {path} "
+    assert str(caught.value).startswith(place)
+    return str(caught.value)[len(place) :]
 
 
 def test_a_file_without_prompts_is_an_error(tmp_path: Path) -> None:
