@@ -26,6 +26,7 @@ __all__ = [
     "Accepted",
     "AttentionBackend",
     "Budget",
+    "HasHorizon",
     "KVCache",
     "MaskBuilder",
     "ModelAdapter",
@@ -201,6 +202,18 @@ class NeedsTarget(Protocol):
 
         Raises:
             ModelSupportError: The strategy cannot guess for this model.
+        """
+        ...
+
+
+@runtime_checkable
+class HasHorizon(Protocol):
+    """A model adapter for which guesses must not reach beyond some positions for a while."""
+
+    def horizon(self, length: int) -> int | None:
+        """Return the number of positions that a pass over ``length`` committed tokens may use.
+
+        None if it is ``max_positions``.
         """
         ...
 

@@ -208,7 +208,7 @@ def _place(error: GenerationError, batch: int) -> str:
 def _budget(state: SequenceState, runner: LocalRunner, max_nodes: int) -> Budget:
     done = len(state.committed)
     room = runner.cache.capacity - done
-    limit = runner.adapter.max_positions
+    limit = runner.horizon(done)
     return Budget(
         nodes=min(max_nodes, room),
         depth=room if limit is None else min(room, limit - done),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from decodekit.errors import require_at_least
-from decodekit.interfaces import KVCache, ModelAdapter
+from decodekit.interfaces import HasHorizon, KVCache, ModelAdapter
 from decodekit.plan import StepPlan
 
 __all__ = ["Cancelled", "LocalRunner"]
@@ -45,6 +45,16 @@ class LocalRunner:
         """The cache of the request under way; ``start`` makes it."""
         assert self._cache is not None, "start() comes first"
         return self._cache
+
+    def horizon(self, length: int) -> int | None:
+        """Return how many positions a pass may use with ``length`` tokens committed; None for any.
+
+        Usually they are the model's ``max_positions``.
+        """
+        limits = [self.adapter.max_positions]
+        if isinstance(self.adapter, HasHorizon):
+            limits.append(self.adapter.horizon(length))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def start(
         self,

@@ -842,7 +842,7 @@ def test_a_cache_is_a_list_of_rows_for_each_sequence(data: st.DataObject, batch:
                 count = data.draw(st.integers(1, room))
                 new.append([fresh + i for i in range(count)])
                 fresh += count
-            caches.begin([len(rows) for rows in new])
+            caches.begin([[0] * len(rows) for rows in new])
             longest = max(map(len, new))
             for layer in range(layers):
                 keys, values = caches.update(

@@ -14,7 +14,7 @@ from decodekit import Component, Decoder
 from decodekit.decoder import Decoder as DecoderClass
 from decodekit.plugins import registry
 from tests.checkpoint import save_checkpoint
-from tests.tiny import greedy_loop, random_prompt, tiny_model
+from tests.tiny import greedy_loop, tiny_model
 
 ROOT = Path(__file__).parents[1]
 STRATEGIES = registry().names("strategy")
@@ -33,9 +33,9 @@ def test_the_strategy_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(strategy, module.__dict__)
     (component,) = module.decodekit_register_strategies()
     assert isinstance(component, Component)
-    built = component.build(component.config(newline=19, num_tokens=4), None)
+    built = component.build(component.config(newline=62, num_tokens=4), None)
     model = tiny_model()
-    prompt = [19, *random_prompt(12)]
+    prompt = [62, 5, 6, 7, 8, 62, 5]
     decoder = Decoder.from_model(model, strategy=built)
     assert decoder.generate(prompt, max_new_tokens=40).tokens == greedy_loop(model, prompt, 40)
     assert decoder.generate(prompt, max_new_tokens=40).stats.nodes > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -68,7 +69,10 @@ def test_sampled_equals_a_plain_loop(kind: str, seed: int) -> None:
 
 def test_a_strategy_saves_steps_where_the_text_repeats() -> None:
     """Guards the tests above against strategies that propose nothing."""
-    model = tiny_model("gemma2")  # this one repeats a single token
+    model = copy.deepcopy(tiny_model())
+    with torch.no_grad():  # a head that says its input again
+        model.model.embed_tokens.weight *= 20
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     for strategy in STRATEGIES[1:]:
         decoder = Decoder.from_model(model, strategy=strategy, backend="eager")
         stats = decoder.generate(random_prompt(8), max_new_tokens=48).stats

@@ -4,55 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen2Config,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-VOCABULARY = 64
-WINDOW = 12
+from tests.zoo import VOCABULARY, WINDOW, ZOO
 
-_SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    # Far larger than in real models: otherwise a random model repeats one token for ever.
-    "initializer_range": 0.6,
-}
-
-_CONFIGS: dict[str, Any] = {
-    "llama": lambda: LlamaConfig(**_SHAPE),
-    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
-    "qwen2": lambda: Qwen2Config(
-        **_SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
-    ),
-    "gemma2": lambda: Gemma2Config(**_SHAPE, head_dim=8, sliding_window=WINDOW),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=128,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        bos_token_id=1,
-        eos_token_id=None,
-        initializer_range=0.6,
-    ),
-}
+__all__ = ["VOCABULARY", "WINDOW", "greedy_loop", "logits_after", "random_prompt", "tiny_model"]
 
 
 @cache
@@ -61,8 +19,12 @@ def tiny_model(
 ) -> PreTrainedModel:
     """Return a tiny random model, always the same one; tests must not change it."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(_CONFIGS[kind]())
+        torch.manual_seed(seed or ZOO[kind].seed)
+        model = AutoModelForCausalLM.from_config(ZOO[kind].config())
+        for name, parameter in model.named_parameters():
+            # Far larger than in real models: otherwise a random model repeats one token for ever.
+            if parameter.ndim > 1 or "sink" in name:
+                torch.nn.init.normal_(parameter, std=0.4)
     return model.to(dtype).eval()
 
 

@@ -168,7 +168,7 @@ class DraftProposer:
 
     def propose(self, committed: Sequence[int], budget: Budget) -> Proposal:
         """Return the draft's tree; nothing where the draft has no positions left."""
-        limit = self._runner.adapter.max_positions
+        limit = self._runner.horizon(len(committed))
         # The deepest nodes are never run by the draft, so they need no position in it.
         room = budget.useful_depth if limit is None else limit - len(committed) + 1
         widths = self._widths[: max(min(budget.useful_depth, room), 0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,12 +13,16 @@ from transformers import PreTrainedModel
 
 from decodekit.adapters.hf.attention import StepAttention, attention_of
 from decodekit.adapters.hf.cache import HFCache
-from decodekit.adapters.hf.support import check_support
-from decodekit.errors import GenerationError
+from decodekit.adapters.hf.longrope import LongRope
+from decodekit.adapters.hf.support import check_own_kernel, check_support, refuse
+from decodekit.errors import DecodekitError, GenerationError
 from decodekit.interfaces import AttentionBackend, KVCache
+from decodekit.mask import TreeMask, bool_to_additive, pad_masks
 from decodekit.plan import StepPlan
 
 __all__ = ["HFAdapter"]
+
+_CHUNK = 512  # rows of a pass that computes keys anew
 
 
 class HFAdapter:
@@ -38,8 +43,10 @@ class HFAdapter:
         self.backend = backend
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        # One token through all layers: what a backend refuses, it refuses now, not in mid-text.
-        self.forward([StepPlan(prefix=0, pending=(0,))], self.new_cache(batch=1, capacity=1))
+        self._long_rope = LongRope.of(model)
+        self._own_kernel = not self._can_replace_attention()
+        if self._own_kernel:
+            check_own_kernel(self)
 
     @property
     def vocab_size(self) -> int:
@@ -51,6 +58,15 @@ class HFAdapter:
         """Positions that the model was made for, or None if its configuration names no limit."""
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return int(limit) if limit else None
+
+    def horizon(self, length: int) -> int | None:
+        """Return the positions that a pass may use; see ``HasHorizon.horizon``.
+
+        A guess must not take a short text over LongRoPE's border: its row would need other keys
+        than the rows before it.
+        """
+        rope = self._long_rope
+        return rope.border if rope is not None and length <= rope.border else None
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -81,9 +97,14 @@ class HFAdapter:
                 f"plans for prefixes {[plan.prefix for plan in plans]} do not fit a cache that "
                 f"holds {list(cache.lengths)} rows"
             )
+        return self._run(plans, cache, self._long_texts(plans, cache))
+
+    def _run(self, plans: Sequence[StepPlan], cache: HFCache, long: Sequence[bool]) -> list[Tensor]:
+        """Run one step; ``long`` says which sequences are long texts for LongRoPE."""
         rows = max(plan.rows for plan in plans)
-        cache.begin([plan.rows for plan in plans])
+        cache.begin([plan.tokens for plan in plans])
         device = self.device
+        masks = [plan.mask() for plan in plans]
         tokens = [_padded(plan.tokens, rows) for plan in plans]
         positions = [_padded(plan.positions, rows) for plan in plans]
         # The head runs on the rows after which a token is needed: the anchor's and the nodes'.
@@ -93,21 +114,79 @@ class HFAdapter:
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor(tokens, device=device),
             "position_ids": torch.tensor(positions, device=device),
-            # A 4-D mask is passed through untouched, which saves building one; the real one is in
-            # the step. It is empty, so that a layer that used it would fail and not see too much.
-            "attention_mask": torch.ones((1, 1, 0, 0), device=device),
-            "decodekit_step": StepAttention(self.backend, [plan.mask() for plan in plans]),
             "logits_to_keep": len(wanted) if tail else torch.tensor(wanted, device=device),
             "use_cache": True,
             self._cache_argument: cache,
         }
-        with attention_of(self.model):
-            logits: Tensor = self.model(**inputs).logits
+        with self._long_rope.of_lengths(long) if self._long_rope else nullcontext():
+            logits = self._logits(inputs, masks)
         # The rows of one sequence follow each other in what was kept.
         return [
             logits[index, place[plan.anchor_row] : place[plan.rows - 1] + 1]
             for index, plan in enumerate(plans)
         ]
+
+    def _logits(self, inputs: dict[str, Any], masks: list[TreeMask]) -> Tensor:
+        if self._own_kernel:
+            visible = pad_masks(masks, device=self.device)[:, None]
+            mask = bool_to_additive(visible, self.model.dtype)
+            logits: Tensor = self.model(**inputs, attention_mask=mask).logits
+            return logits
+        return self._with_our_attention(inputs, StepAttention(self.backend, masks))
+
+    def _long_texts(self, plans: Sequence[StepPlan], cache: HFCache) -> list[bool]:
+        """Return which sequences are long texts for LongRoPE, their keys in the cache included."""
+        if self._long_rope is None:
+            return [False] * len(plans)
+        border = self._long_rope.border
+        long = [plan.positions[plan.anchor_row] >= border for plan in plans]
+        for index, (plan, beyond) in enumerate(zip(plans, long, strict=True)):
+            if beyond and plan.prefix and not cache.is_long[index]:
+                cache.take(index, self._long_copy(cache.texts[index]))
+            cache.is_long[index] = beyond
+        return long
+
+    def _long_copy(self, text: Sequence[int]) -> HFCache:
+        """Return a cache of a text as a part of a long one."""
+        copy = self.new_cache(batch=1, capacity=len(text))
+        copy.is_long = [True]
+        for start in range(0, len(text), _CHUNK):
+            chunk = tuple(text[start : start + _CHUNK])
+            self._run([StepPlan(start, chunk)], copy, [True])
+            copy.commit([range(len(chunk))])
+        return copy
+
+    def _with_our_attention(self, inputs: dict[str, Any], step: StepAttention) -> Tensor:
+        with attention_of(self.model):
+            logits: Tensor = self.model(
+                **inputs, attention_mask=step.carrier(self.device), decodekit_step=step
+            ).logits
+        return logits
+
+    @torch.inference_mode()
+    def _can_replace_attention(self) -> bool:
+        """Run one token through all layers; return whether each of them called our attention.
+
+        What a backend refuses, it refuses here, not in mid-text.
+        """
+        cache = self.new_cache(batch=1, capacity=1)
+        plan = StepPlan(prefix=0, pending=(0,))
+        cache.begin([plan.tokens])
+        step = StepAttention(self.backend, [plan.mask()])
+        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        inputs = {"input_ids": token, "position_ids": token, self._cache_argument: cache}
+        try:
+            self._with_our_attention(inputs, step)
+        except DecodekitError:
+            raise
+        except Exception:
+            if step.layers:
+                raise
+            return False  # what it did with the empty mask failed, as it must
+        layers = int(self.model.config.num_hidden_layers)
+        if 0 < step.layers < layers:
+            refuse(self.model, f"only {step.layers} of its {layers} layers attend as others do")
+        return step.layers > 0
 
 
 def _padded(values: tuple[int, ...], length: int) -> tuple[int, ...]:

@@ -32,11 +32,16 @@ _IN_USE = (
     "time, or give the decoder a copy"
 )
 
+_STEP = "decodekit_step"
+
 _UNSUPPORTED = ("position_bias", "alibi", "head_mask")
 
 
 class StepAttention:
     """The masks of one step, lowered at most once per window size and device.
+
+    It is given to ``model.forward`` twice, since models differ in what they hand on: by keyword and
+    as an attribute of an empty mask (``carrier``).
 
     Args:
         backend: The kernel.
@@ -46,7 +51,18 @@ class StepAttention:
     def __init__(self, backend: AttentionBackend, masks: list[TreeMask]) -> None:
         self.backend = backend
         self.masks = masks
+        self.layers = 0  # that have called us
         self._lowered: dict[tuple[int | None, torch.dtype, torch.device], Any] = {}
+
+    def carrier(self, device: torch.device) -> Tensor:
+        """Return an empty 4-D mask that carries the step.
+
+        A 4-D mask is passed through untouched, which saves building one. It is empty, so that a
+        layer that used it would fail and not see too much.
+        """
+        mask = torch.ones((1, 1, 0, 0), device=device)
+        setattr(mask, _STEP, self)
+        return mask
 
     def attend(
         self,
@@ -60,6 +76,7 @@ class StepAttention:
         sinks: Tensor | None,
     ) -> Tensor:
         """Return the attention output [B, R, H, D] of one layer."""
+        self.layers += 1
         form = (window, query.dtype, query.device)
         if form not in self._lowered:
             self._lowered[form] = self.backend.lower(
@@ -85,6 +102,8 @@ def _attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that ``transformers`` calls once per layer."""
+    # Some models keep keyword arguments to themselves; all hand on the mask that they are given.
+    decodekit_step = decodekit_step or getattr(attention_mask, _STEP, None)
     if decodekit_step is None:
         raise BackendError(_IN_USE)
     for name in _UNSUPPORTED:

@@ -135,12 +135,22 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         layers: L, the model's number of layers.
         batch: B, the number of sequences.
         capacity: C, rows per sequence, scratch rows included. Memory is taken at the first pass.
+
+    Attributes:
+        texts: The committed tokens of each sequence.
+        is_long: Whether its keys are those of a long text, for LongRoPE.
     """
 
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
         storage = _Storage(layers=layers, batch=batch, capacity=capacity)
         super().__init__(layers=[_Layer(storage, index) for index in range(layers)])
         self._storage = storage
+        self._pass: Sequence[Sequence[int]] = ()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.texts: list[list[int]] = [[] for _ in self._storage.lengths]
+        self.is_long = [False] * len(self.texts)
 
     @property
     def capacity(self) -> int:
@@ -152,18 +162,20 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         """Committed rows of each sequence, length B."""
         return tuple(self._storage.lengths)
 
-    def begin(self, rows: Sequence[int]) -> None:
-        """Make ready for a pass that writes so many rows behind each sequence.
+    def begin(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Make ready for a pass that writes rows of these tokens behind each sequence.
 
         Raises:
             GenerationError: They do not fit.
         """
+        rows = list(map(len, tokens))
         for length, count in zip(self.lengths, rows, strict=True):
             if length + count > self.capacity:
                 raise GenerationError(
                     f"{count} rows do not fit behind {length} in a cache of {self.capacity} rows"
                 )
         self._storage.ends = tuple(map(sum, zip(self.lengths, rows, strict=True)))
+        self._pass = tokens
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[Sequence[int]]) -> None:
@@ -181,6 +193,16 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
                     # index_select copies, so overlapping rows are safe in any order.
                     data[:, :, start + still : start + len(keep)] = data.index_select(2, source)
             lengths[index] = start + len(keep)
+            self.texts[index] += [self._pass[index][row] for row in keep]
+
+    @torch.inference_mode()
+    def take(self, index: int, other: HFCache) -> None:
+        """Put the only sequence of another cache of this model in the place of one of ours."""
+        for mine, theirs in zip(
+            self._storage.every_slab(), other._storage.every_slab(), strict=True
+        ):
+            length = other.lengths[0]
+            mine.data[:, index, :, :length] = theirs.data[:, 0, :, :length]
 
     @torch.inference_mode()
     def keep(self, sequences: Sequence[int]) -> None:
@@ -193,7 +215,10 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
                     slab.data[:, new, :, :length] = slab.data[:, old, :, :length]
             lengths[new] = length
         del lengths[len(sequences) :]
+        self.texts = [self.texts[old] for old in sequences]
+        self.is_long = [self.is_long[old] for old in sequences]
 
     def reset(self) -> None:
         """Forget every row; all sequences are there again, and the memory stays."""
         self._storage.lengths = [0] * self._storage.batch
+        self._forget()

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from decodekit.errors import ModelSupportError
+from decodekit.adapters.hf.longrope import LongRope
+from decodekit.errors import ModelSupportError, shortened
+from decodekit.interfaces import ModelAdapter
+from decodekit.plan import StepPlan
+from decodekit.tree import ROOT, TokenTree
 
-__all__ = ["check_support"]
+__all__ = ["check_own_kernel", "check_support", "refuse"]
+
+_NO_INTERFACE = "its attention cannot be replaced from outside (transformers' attention interface)"
+
+_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # else 0.1, relative to the largest logit
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 
 # Their frequencies depend on the longest position of a pass, so guessed rows would change them.
-_MOVING_ROPE = {"dynamic", "longrope"}
+_MOVING_ROPE = {"dynamic"}
 
 
 def check_support(model: PreTrainedModel) -> None:
@@ -22,10 +33,14 @@ def check_support(model: PreTrainedModel) -> None:
     """
     reason = _obstacle(model)
     if reason is not None:
-        raise ModelSupportError(
-            f"{type(model).__name__} cannot be decoded by the 'hf' adapter: {reason}",
-            reason=reason,
-        )
+        refuse(model, reason)
+
+
+def refuse(model: PreTrainedModel, reason: str) -> NoReturn:
+    """Say that a model cannot be decoded, and why."""
+    raise ModelSupportError(
+        f"{type(model).__name__} cannot be decoded by the 'hf' adapter: {reason}", reason=reason
+    )
 
 
 def _obstacle(model: PreTrainedModel) -> str | None:
@@ -43,12 +58,52 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - _LAYER_KINDS:
         return f"it has layers of kind {', '.join(sorted(kinds - _LAYER_KINDS))}"
-    moving = _rope_types(config) & _MOVING_ROPE
+    kinds_of_rope = _rope_types(config)
+    if "longrope" in kinds_of_rope and LongRope.of(model) is None:
+        return "only some of its layers have a 'longrope' RoPE"
+    moving = kinds_of_rope & _MOVING_ROPE
     if moving:
         return f"its {moving.pop()!r} RoPE changes with the longest position of a pass"
-    if not getattr(model, "_supports_attention_backend", False):
-        return "its attention cannot be replaced from outside (transformers' attention interface)"
     return None
+
+
+def check_own_kernel(adapter: ModelAdapter) -> None:
+    """Check that a model whose attention cannot be replaced takes a mask of a tree instead.
+
+    A few tokens are run as a tree and, each path alone, as the model runs them itself.
+
+    Raises:
+        ModelSupportError: It gives something else, or nothing at all.
+    """
+    model: PreTrainedModel = adapter.model  # type: ignore[attr-defined]
+    reason = _NO_INTERFACE
+    if getattr(model.config, "sliding_window", None) is None:
+        try:
+            if _agrees_on_a_tree(adapter, model):
+                return
+            reason += ", and with a tree's mask it gives other results than without"
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason += f", and with a tree's mask it fails: {shortened(error)}"
+    refuse(model, reason)
+
+
+@torch.inference_mode()
+def _agrees_on_a_tree(adapter: ModelAdapter, model: PreTrainedModel) -> bool:
+    size = adapter.vocab_size
+    prompt = tuple(token % size for token in (5, 3, 8, 2, 7))
+    tree = TokenTree(tuple(token % size for token in (1, 9, 4, 6)), (ROOT, ROOT, 0, 1))
+    cache = adapter.new_cache(batch=1, capacity=len(prompt) + len(tree))
+    adapter.forward([StepPlan(0, prompt[:3])], cache)
+    cache.commit([range(3)])
+    (rows,) = adapter.forward([StepPlan(3, prompt[3:], tree)], cache)
+    device = model.get_input_embeddings().weight.device
+    for node in range(ROOT, len(tree)):
+        ids = torch.tensor([[*prompt, *tree.path_tokens(node)]], device=device)
+        alone = model(input_ids=ids, use_cache=False).logits[0, -1].float()
+        apart = (rows[node + 1].float() - alone).abs().max()
+        if not apart <= _CLOSE.get(model.dtype, 0.1) * (1 + alone.abs().max()):
+            return False
+    return True
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:

@@ -164,7 +164,7 @@ def test_the_model_is_left_as_it_was() -> None:
     prompt = torch.tensor([random_prompt(8)])
     expected = model.generate(prompt, max_new_tokens=5, do_sample=False)
     HFAdapter(model, EagerBackend()).forward(
-        [StepPlan(0, (1, 2))], HFCache(layers=2, batch=1, capacity=4)
+        [StepPlan(0, (1, 2))], HFCache(layers=4, batch=1, capacity=4)
     )
     assert model.config._attn_implementation == before
     assert torch.equal(model.generate(prompt, max_new_tokens=5, do_sample=False), expected)
@@ -238,7 +238,7 @@ def rope(kind: str) -> LlamaConfig:
     ("config", "reason"),
     [
         (MambaConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1), "state"),
-        (FalconConfig(**SMALL), "cannot be replaced from outside"),
+        (FalconConfig(**SMALL, alibi=True), "cannot be replaced from outside"),
         (rope("dynamic"), "'dynamic' RoPE"),
     ],
 )

@@ -1,0 +1,147 @@
+"""Every architecture of the table gives its own tokens, whatever the strategy; the others say why.
+
+The references are a loop of full forward passes and ``transformers``' ``generate``, which share no
+code with the adapter.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from decodekit import Decoder, Request
+from decodekit.adapters.hf import HFAdapter
+from decodekit.backends.eager import EagerBackend
+from decodekit.errors import BackendError, ModelSupportError
+from decodekit.params import SamplingParams
+from decodekit.sampling import PositionSampler
+from tests.tiny import logits_after, random_prompt, tiny_model
+from tests.zoo import DOCS, REFUSED, WINDOW, ZOO, documented
+
+COUNT = 24
+PROMPTS = (random_prompt(WINDOW * 2 + 3, seed=1), random_prompt(5, seed=2))  # beyond it, across it
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 3}
+STRATEGIES = ["autoregressive", "jacobi", "prompt_lookup", "lookahead"]
+
+every_kind = pytest.mark.parametrize("kind", list(ZOO))
+
+
+@cache
+def generated(kind: str, number: int) -> list[int]:
+    """Return what ``generate`` says."""
+    prompt = torch.tensor([PROMPTS[number]])
+    model = tiny_model(kind)
+    tokens = model.generate(
+        prompt, max_new_tokens=COUNT, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    result: list[int] = tokens[0, prompt.shape[1] :].tolist()
+    return result
+
+
+@every_kind
+def test_greedy_equals_generate_and_a_loop(kind: str) -> None:
+    model = tiny_model(kind)
+    for number, prompt in enumerate(PROMPTS):
+        expected = generated(kind, number)
+        assert len(set(expected)) > 3, "a text that says nothing tests nothing"
+        text = list(prompt)
+        for token in expected:
+            assert int(logits_after(model, text).argmax()) == token
+            text.append(token)
+        for strategy in STRATEGIES:
+            result = Decoder.from_model(model, strategy=strategy, backend="eager").generate(
+                prompt, max_new_tokens=COUNT
+            )
+            assert result.tokens == expected, strategy
+
+
+@every_kind
+def test_sampled_equals_a_loop(kind: str) -> None:
+    model, prompt = tiny_model(kind), PROMPTS[0]
+    sampler = PositionSampler(SamplingParams(**SAMPLED))
+    text = list(prompt)
+    for _ in range(COUNT):
+        text += sampler.choose(logits_after(model, text)[None], [len(text)])
+    for strategy in ("jacobi", "lookahead"):
+        result = Decoder.from_model(model, strategy=strategy, backend="eager").generate(
+            prompt, max_new_tokens=COUNT, **SAMPLED
+        )
+        assert result.tokens == text[len(prompt) :], strategy
+
+
+@every_kind
+def test_a_ragged_batch_in_small_chunks_equals_generate(kind: str) -> None:
+    backend = "sdpa" if ZOO[kind].sdpa else "eager"
+    decoder = Decoder.from_model(tiny_model(kind), backend=backend, prefill_chunk=7)
+    results = decoder.generate(list(PROMPTS), max_new_tokens=COUNT)
+    assert [result.tokens for result in results] == [generated(kind, n) for n in (0, 1)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, entry in ZOO.items() if not entry.sdpa])
+def test_what_sdpa_cannot_do_it_refuses(kind: str) -> None:
+    with pytest.raises(BackendError, match=r"backend 'sdpa' cannot do .*; use backend=eager"):
+        Decoder.from_model(tiny_model(kind), backend="sdpa")
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_cannot_be_decoded_exactly_is_refused_with_the_reason(name: str) -> None:
+    kind, reason = REFUSED[name]
+    model = AutoModelForCausalLM.from_config(kind.config()).eval()
+    with pytest.raises(ModelSupportError) as caught:
+        HFAdapter(model, EagerBackend())
+    assert caught.value.reason.startswith(reason)
+    assert str(caught.value) == (
+        f"{type(model).__name__} cannot be decoded by the 'hf' adapter: {caught.value.reason}"
+    )
+    assert "\n" not in str(caught.value)
+
+
+def test_the_table_of_the_documentation_is_that_of_the_tests() -> None:
+    assert DOCS.read_text(encoding="utf-8") == documented(), "run python -m tests.zoo"
+
+
+# --- LongRoPE ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [20, 31, 32, 33, 40])
+def test_longrope_on_both_sides_of_its_border(length: int) -> None:
+    """The border is at 32 positions: prompts that end before it, at it and beyond it."""
+    model = tiny_model("phi3-longrope")
+    prompt = random_prompt(length, seed=length)
+    tokens = model.generate(
+        torch.tensor([prompt]), max_new_tokens=30, do_sample=False, pad_token_id=0
+    )
+    expected = tokens[0, length:].tolist()
+    for strategy in STRATEGIES:
+        for chunk in (512, 10):
+            decoder = Decoder.from_model(model, strategy=strategy, prefill_chunk=chunk)
+            assert decoder.generate(prompt, max_new_tokens=30).tokens == expected, strategy
+
+
+def test_longrope_in_a_batch_that_straddles_its_border() -> None:
+    """One sequence is beyond it, one crosses it, one stays before it; one leaves early."""
+    decoder = Decoder.from_model(tiny_model("phi3-longrope"))
+    prompts = [random_prompt(length, seed=length) for length in (40, 6, 25, 3)]
+    counts = [8, 40, 20, 9]
+    alone = [
+        decoder.generate(prompt, max_new_tokens=count).tokens
+        for prompt, count in zip(prompts, counts, strict=True)
+    ]
+    together = decoder.generate(
+        [Request(p, max_new_tokens=n) for p, n in zip(prompts, counts, strict=True)]
+    )
+    assert [result.tokens for result in together] == alone
+
+
+def test_longrope_leaves_the_model_as_it_was() -> None:
+    model = tiny_model("phi3-longrope")
+    prompt = torch.tensor([random_prompt(40)])
+    before = model(prompt).logits
+    Decoder.from_model(model).generate(random_prompt(20), max_new_tokens=30)
+    (rotary,) = (module for module in model.modules() if hasattr(module, "rope_type"))
+    assert "forward" not in vars(rotary)
+    assert torch.equal(model(prompt).logits, before)
