@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decodekit.certificate import Verdict, compare, dtype_of, tolerance_for
+from decodekit.certificate import Verdict, compare, dtype_of
 from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
-from decodekit.errors import ConfigError, GenerationError
-from decodekit.factory import build_adapter
-from decodekit.generate import read_prompt, request_options, require_same_tokens
+from decodekit.errors import ConfigError, GenerationError, require_at_least
+from decodekit.generate import (
+    read_prompt,
+    reference_decoder,
+    request_options,
+    require_same_tokens,
+    tie_tolerance,
+)
 from decodekit.prompt_files import FilePrompt, encoded, read_prompts
 from decodekit.signals import exit_code
 from decodekit.table import render_table
@@ -36,15 +41,16 @@ def run_verify(config: RunConfig) -> int:
     Raises:
         ConfigError: There are no prompts, or the setting need not give the same tokens.
     """
+    require_at_least(config.max_new_tokens, 1, key="max_new_tokens")
     prompts = _prompts(config)
     decoder = Decoder.from_config(config)
     require_same_tokens(decoder, config)
-    reference = _reference(decoder, config)
-    tolerance = config.verify.tolerance
-    if tolerance is None:
-        tolerance = tolerance_for(decoder)
+    reference = reference_decoder(decoder, config)
+    tolerance = tie_tolerance(decoder, config)
     options = request_options(config)
     ready = [(prompt, encoded(prompt, decoder, key="verify.prompts")) for prompt in prompts]
+    for _, ids in ready:
+        decoder.begin(ids, **options)  # a mistake in an option is one now, and no failed run
     judged: list[_Judged] = []
     code = 0
     try:
@@ -92,18 +98,6 @@ def _prompts(config: RunConfig) -> list[FilePrompt]:
     if config.prompt is not None or config.prompt_file is not None:
         raise ConfigError("give verify.prompts or a prompt, not both", key="verify.prompts")
     return read_prompts(verify.prompts, limit=verify.limit, key="verify.prompts")
-
-
-def _reference(decoder: Decoder, config: RunConfig) -> Decoder:
-    """Return the autoregressive decoder over the same model, with its own backend if asked for."""
-    plain = decoder.with_strategy("autoregressive", verifier="exact_match")
-    if config.verify.backend is None:
-        return plain
-    model = getattr(decoder.adapter, "model", None)
-    if model is None:
-        raise ConfigError("verify.backend needs an adapter with a model", key="verify.backend")
-    plain.adapter = build_adapter(model, adapter=config.adapter, backend=config.verify.backend)
-    return plain
 
 
 def _as_json(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:

@@ -6,6 +6,7 @@ of its own, found in the registry by the field ``name``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -139,8 +140,8 @@ class VerifyConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self.limit, 0, key="verify.limit")
-        if self.tolerance is not None and not self.tolerance >= 0:
-            raise ConfigError("tolerance must be 0 or more", key="verify.tolerance")
+        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
+            raise ConfigError("tolerance must be 0 or more, and finite", key="verify.tolerance")
 
 
 @dataclass(kw_only=True)

@@ -11,12 +11,21 @@ from typing import Any, NamedTuple
 from decodekit.certificate import Verdict, compare, tolerance_for
 from decodekit.config import ConstraintConfig, RunConfig
 from decodekit.decoder import Decoder
-from decodekit.errors import ConfigError, shortened
+from decodekit.errors import ConfigError, DecodekitError, shortened
+from decodekit.factory import build_adapter
 from decodekit.result import GenerationResult
 from decodekit.signals import exit_code
 from decodekit.stream import GenerationStream
 
-__all__ = ["read_prompt", "request_options", "require_same_tokens", "run_generate", "stats_record"]
+__all__ = [
+    "read_prompt",
+    "reference_decoder",
+    "request_options",
+    "require_same_tokens",
+    "run_generate",
+    "stats_record",
+    "tie_tolerance",
+]
 
 
 def run_generate(config: RunConfig) -> int:
@@ -30,6 +39,7 @@ def run_generate(config: RunConfig) -> int:
     decoder = Decoder.from_config(config)
     if config.compare:
         require_same_tokens(decoder, config)
+        reference = reference_decoder(decoder, config)
         # What torch prepares once in a process must not count for the one that runs first.
         decoder.generate(prompt, max_new_tokens=2)
     options = request_options(config)
@@ -37,16 +47,24 @@ def run_generate(config: RunConfig) -> int:
     interrupted = _show(stream, quiet=config.format == "json")
     result = stream.result
     baseline: _Baseline | None = None
+    failure: DecodekitError | None = None
     if config.compare and not interrupted:
         try:
-            baseline = _baseline(decoder, result, options)
+            expected = reference.generate(prompt, **options)
+            tolerance = tie_tolerance(decoder, config)
+            verdict = compare(reference, prompt, expected, result, tolerance=tolerance, **options)
+            baseline = _Baseline(expected, verdict)
         except KeyboardInterrupt as interruption:
             interrupted = exit_code(interruption)  # what there is already is still printed
+        except DecodekitError as error:
+            failure = error
     if config.format == "json":
         whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         print(json.dumps(_record(config, result, baseline), ensure_ascii=not whole), flush=True)
     else:
         _summarize(config, result, baseline)
+    if failure is not None:
+        raise failure
     if interrupted:
         return interrupted
     return int(baseline is not None and baseline.verdict.kind == "defect")
@@ -57,20 +75,6 @@ class _Baseline(NamedTuple):
 
     result: GenerationResult
     verdict: Verdict
-
-
-def _baseline(decoder: Decoder, result: GenerationResult, options: dict[str, Any]) -> _Baseline:
-    plain = decoder.with_strategy("autoregressive", verifier="exact_match")
-    expected = plain.generate(result.prompt_tokens, **options)
-    verdict = compare(
-        plain,
-        result.prompt_tokens,
-        expected,
-        result,
-        tolerance=tolerance_for(decoder),
-        **options,
-    )
-    return _Baseline(expected, verdict)
 
 
 def stats_record(result: GenerationResult) -> dict[str, Any]:
@@ -96,6 +100,28 @@ def require_same_tokens(decoder: Decoder, config: RunConfig) -> None:
             "compare with sampling=greedy",
             key="verifier",
         )
+
+
+def reference_decoder(decoder: Decoder, config: RunConfig) -> Decoder:
+    """Return the autoregressive decoder over the same model; ``verify.backend`` is its backend.
+
+    Raises:
+        ConfigError: Another backend is asked for, and the adapter has no model.
+    """
+    plain = decoder.with_strategy("autoregressive", verifier="exact_match")
+    if config.verify.backend is None:
+        return plain
+    model = getattr(decoder.adapter, "model", None)
+    if model is None:
+        raise ConfigError("verify.backend needs an adapter with a model", key="verify.backend")
+    plain.adapter = build_adapter(model, adapter=config.adapter, backend=config.verify.backend)
+    return plain
+
+
+def tie_tolerance(decoder: Decoder, config: RunConfig) -> float:
+    """Return the largest gap of a tie: ``verify.tolerance``, or that of the model's dtype."""
+    given = config.verify.tolerance
+    return tolerance_for(decoder) if given is None else given
 
 
 def request_options(config: RunConfig) -> dict[str, Any]:

@@ -19,11 +19,12 @@ __all__ = ["margin"]
 
 
 def margin(row: Tensor, sampler: Sampler, position: int, other: int) -> float:
-    """Return what it takes for ``other`` to be chosen; 0 if it is, infinity if nothing will do.
+    """Return a bound on what it takes for ``other`` to be chosen; 0 if it is, or infinity.
 
-    Under greedy decoding it is the distance of its logit to the best one. Under sampling ``other``
-    has to be kept by the filters, and every token that does better in the draw has to fall behind
-    it or to be dropped by a filter; the hardest of these counts.
+    No smaller change of the logits does it, of any two of them against each other. Under greedy
+    decoding it is the distance of its logit to the best one. Under sampling ``other`` has to be
+    kept by the filters, and every token that does better in the draw has to fall behind it, or all
+    that do not have to be dropped by a filter together.
 
     Args:
         row: [V], the logits that the token was chosen from, processors and constraint applied.
@@ -31,22 +32,25 @@ def margin(row: Tensor, sampler: Sampler, position: int, other: int) -> float:
         position: Its absolute position.
         other: The token to be chosen instead.
     """
+    if not 0 <= other < len(row) or not row[other] > -math.inf:
+        return math.inf
     params = getattr(sampler, "params", None)
     if not isinstance(params, SamplingParams):
         return float(row.max() - row[other])
-    if not row[other] > -math.inf:
-        return math.inf
     row = row.double()
     filters = _Filters(row, params)
     noise = exponentials(params.seed, position, len(row)).to(row.device)
     race = row - params.temperature * noise.log()  # where the largest wins, in units of logits
-    gap = filters.cost_to_keep(other)
-    ahead = race - race[other]
-    for lead, token in zip(*(part.tolist() for part in ahead.sort(descending=True)), strict=True):
-        if lead <= gap:
+    leads, order = (race - race[other]).sort(descending=True)
+    kept = filters.cost_to_keep(other)
+    best = max(kept, float(leads[0]))  # all that are ahead fall behind
+    # Or the first few are dropped, and the rest fall behind. Dropping more costs more.
+    for count in range(1, int((leads > 0).sum()) + 1):
+        dropped = filters.cost_to_drop(order[:count])
+        if max(dropped, kept) >= best:
             break
-        gap = max(gap, min(lead, filters.cost_to_drop(token)))
-    return gap
+        best = min(best, max(dropped, kept, float(leads[count])))
+    return best
 
 
 class _Filters:
@@ -59,52 +63,64 @@ class _Filters:
 
     def __init__(self, row: Tensor, params: SamplingParams) -> None:
         self._row = row
-        self._temperature = params.temperature
+        self._params = params
+        self._reach = params.temperature * math.log(params.min_p) if params.min_p else -math.inf
         ranked = row[row > -math.inf].sort(descending=True).values
-        self._best = float(ranked[0])
-        self._second = float(ranked[1]) if len(ranked) > 1 else -math.inf
-        self._last = self._next = -math.inf  # the last that top-k keeps, the first that it drops
+        self._last = -math.inf  # the last that top-k keeps
         if 0 < params.top_k < len(ranked):
             self._last = float(ranked[params.top_k - 1])
-            self._next = float(ranked[params.top_k])
-            ranked = ranked[ranked >= self._last]
-        self._reach = params.temperature * math.log(params.min_p) if params.min_p else -math.inf
-        self._ranked = ranked  # [K], what top-k keeps
-        self._top_p = params.top_p
-        # [K], the share of a token, and of it and all before it.
-        self._shares = ((ranked - self._best) / params.temperature).softmax(dim=-1)
-        self._masses = self._shares.cumsum(dim=-1)
+        self._best = float(ranked[0])
+        total = self._weights(row[row >= self._last]).sum()
+        self._shares = torch.where(row >= self._last, self._weights(row) / total, 0.0)
 
     def cost_to_keep(self, token: int) -> float:
         """Return what it takes for every filter to keep ``token``; 0 if they do."""
         value = float(self._row[token])
         costs = [self._last - value, self._best + self._reach - value]
-        if self._top_p < 1:
+        if self._params.top_p < 1:
             # It may also gain ranks: each rank has the mass of those before it.
-            climb = (self._ranked - value).clamp(min=0)
-            costs.append(_smallest(climb, self._excess(self._masses - self._shares)))
+            values, shares = self._ranked(torch.ones_like(self._row, dtype=torch.bool))
+            before = shares.cumsum(dim=-1) - shares
+            costs.append(_least((values - value).clamp(min=0), self._excess(before)))
         return max(0.0, *costs)
 
-    def cost_to_drop(self, token: int) -> float:
-        """Return what it takes for a filter to drop ``token``; 0 if one does."""
-        value = float(self._row[token])
-        rival = self._second if value == self._best else self._best
-        costs = [value - self._next, value - (rival + self._reach)]
-        if self._top_p < 1:
-            share = math.exp((value - float(self._ranked[0])) / self._temperature)
-            share *= float(self._shares[0])
-            # It may also lose ranks: those down to each rank are then before it, but not itself.
-            fall = (value - self._ranked).clamp(min=0)
-            before = torch.where(fall > 0, self._masses - share, self._masses - self._shares)
-            costs.append(_smallest(fall, -self._excess(before)))
+    def cost_to_drop(self, tokens: Tensor) -> float:
+        """Return what it takes for a filter to drop all of ``tokens``; 0 if they are dropped.
+
+        Every filter drops what is below a border. So the highest of them is what counts, and only
+        the tokens that stay can push it out.
+        """
+        stays = torch.ones_like(self._row, dtype=torch.bool)
+        stays[tokens] = False
+        values, shares = self._ranked(stays)
+        value = float(self._row[tokens].max())
+        costs = [math.inf]
+        if 0 < self._params.top_k <= len(values):
+            costs.append(value - float(values[self._params.top_k - 1]))
+        if self._params.min_p > 0 and len(values):
+            costs.append(value - (float(values[0]) + self._reach))
+        if self._params.top_p < 1 and len(values):
+            # Those down to a rank come before it, and hold enough.
+            falls = (value - values).clamp(min=0)
+            costs.append(_least(falls, -self._excess(shares.cumsum(dim=-1))))
         return max(0.0, min(costs))
+
+    def _weights(self, values: Tensor) -> Tensor:
+        return ((values - self._best) / self._params.temperature).exp()
+
+    def _ranked(self, some: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of some tokens, the highest first, and their shares."""
+        some = some & (self._row > -math.inf)
+        values, order = self._row[some].sort(descending=True)
+        return values, self._shares[some][order]
 
     def _excess(self, masses: Tensor) -> Tensor:
         """Return by how much masses exceed top-p, as differences of logits; negative below it."""
-        wanted = math.log(self._top_p / (1 - self._top_p))
-        return self._temperature * (masses.clamp(0, 1).logit() - wanted)
+        top_p = self._params.top_p
+        wanted = math.log(top_p / (1 - top_p))
+        return self._params.temperature * (masses.clamp(0, 1).logit() - wanted)
 
 
-def _smallest(moves: Tensor, excess: Tensor) -> float:
+def _least(moves: Tensor, excess: Tensor) -> float:
     """Return the least cost of any rank: of getting there, or of the mass before it."""
     return float(torch.maximum(moves, excess.clamp(min=0)).min())

@@ -8,6 +8,7 @@ The global generators of torch, numpy and random are not touched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ class PositionNoise:
     def __init__(self, seed: int, *, purpose: int = TARGET) -> None:
         self._seed = seed
         self._purpose = purpose
-        self._rows: dict[tuple[int, int], Tensor] = {}
+        self._rows: dict[tuple[int, Any], Tensor] = {}
 
     def rows(self, positions: Sequence[int], *, like: Tensor) -> Tensor:
         """Return the numbers of R positions, [R, V].
@@ -71,12 +72,13 @@ class PositionNoise:
             like: [R, V]; the result has its V, its dtype and its device.
         """
         first, size = min(positions), like.shape[-1]
+        form = (size, like.dtype, like.device)
         self._rows = {key: row for key, row in self._rows.items() if key[0] >= first}
         for position in dict.fromkeys(positions):
-            if (position, size) not in self._rows:
+            if (position, form) not in self._rows:
                 row = exponentials(self._seed, position, size, purpose=self._purpose)
-                self._rows[position, size] = row.to(like.device, like.dtype)
-        return torch.stack([self._rows[position, size] for position in positions])
+                self._rows[position, form] = row.to(like.device, like.dtype)
+        return torch.stack([self._rows[position, form] for position in positions])
 
 
 def _generator(seed: int, position: int, purpose: int, draw: int) -> np.random.Philox:

@@ -59,6 +59,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("top_k", "seed", "no_repeat_ngram_size", "min_new_tokens"):
             _require(_is_whole(getattr(self, name)), name, "a whole number", self)
+            setattr(self, name, int(getattr(self, name)))
         for name in (
             "temperature",
             "top_p",
@@ -68,6 +69,7 @@ class SamplingParams:
             "frequency_penalty",
         ):
             _require(_is_number(getattr(self, name)), name, "a number", self)
+            setattr(self, name, float(getattr(self, name)))
         for name, ok, rule in (
             ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from decodekit import Decoder
 from decodekit.certificate import Divergence, Verdict
 from decodekit.cli import main
+from decodekit.errors import GenerationError
 from decodekit.stream import GenerationStream
 
 
@@ -59,7 +61,7 @@ def test_compare_fails_where_the_tokens_differ(
 
     def other(self: Decoder, strategy: object, **options: object) -> Decoder:
         decoder = keep(self, strategy, **options)
-        decoder.sampling.temperature = 5.0
+        decoder.sampling = replace(decoder.sampling, temperature=5.0)
         return decoder
 
     monkeypatch.setattr(Decoder, "with_strategy", other)
@@ -194,6 +196,36 @@ def test_compare_tells_a_tie_from_a_defect(
     assert compared["equal"] is (verdict.kind == "equal")
     assert compared["verdict"]["kind"] == verdict.kind
     assert len(compared["verdict"]["divergences"]) == len(verdict.divergences)
+
+
+def test_an_answer_is_shown_though_its_comparison_fails(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise GenerationError("no memory")
+
+    monkeypatch.setattr("decodekit.generate.compare", failing)
+    arguments = (f"model={checkpoint}", "prompt=a b c", "max_new_tokens=9", "compare=true")
+    code, out, err = run(capsys, *arguments, "format=json")
+    assert code == 1
+    assert json.loads(out)["text"] == expected
+    assert "compare" not in json.loads(out)
+    assert err == "decodekit: no memory\n"
+
+
+def test_compare_takes_the_settings_of_verify(
+    capsys: pytest.CaptureFixture[str], checkpoint: str
+) -> None:
+    arguments = (f"model={checkpoint}", "prompt=a b c", "max_new_tokens=3", "compare=true")
+    code, _, err = run(capsys, *arguments, "verify.backend=nonsense")
+    assert code == 2
+    assert "unknown backend 'nonsense'" in err
+    code, _, err = run(capsys, *arguments, "verify.backend=eager", "verify.tolerance=0.5")
+    assert code == 0
+    assert "equal tokens" in err
 
 
 def test_stdin_that_is_not_text(

@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 import string
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -653,9 +654,68 @@ def listing(input_ids: Tensor, scores: Tensor, seen: list[int] = []) -> Tensor: 
     return scores
 
 
+def nested() -> Callable[..., Tensor]:
+    """A closure over a closure with a state."""
+    inner = counting()
+    return lambda input_ids, scores: inner(input_ids, scores)
+
+
+def keyword_only() -> Callable[..., Tensor]:
+    def counted(input_ids: Tensor, scores: Tensor, *, seen: list[int] = []) -> Tensor:  # noqa: B006
+        seen.append(1)
+        return scores
+
+    return counted
+
+
+def on_itself() -> Callable[..., Tensor]:
+    def counted(input_ids: Tensor, scores: Tensor) -> Tensor:
+        counted.calls = getattr(counted, "calls", 0) + 1  # type: ignore[attr-defined]
+        return scores
+
+    return counted
+
+
+class Holding:
+    """Holds a function with a state, and something that cannot be compared."""
+
+    def __init__(self) -> None:
+        self.inner = counting()
+        self.other = lambda x: x
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.inner(input_ids, scores)
+
+
+class Late(FromFive):
+    """Has an attribute that cannot be pickled beside its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = -9
+        self.other = lambda x: x
+
+
+class Wrapped:
+    """Holds what holds a model."""
+
+    def __init__(self) -> None:
+        self.inside = [WithModel()]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores
+
+
 STATEFUL: list[tuple[str, Callable[[], Any]]] = [
     ("counted", counting),
     ("listing", lambda: listing),
+    ("lambda", nested),
+    ("counted", keyword_only),
+    ("counted", on_itself),
+    ("Holding", Holding),
+    ("Late", Late),
+    ("Wrapped", Wrapped),
+    ("", lambda: partial(counting())),
     ("FromFive", FromFive),
     ("Remembering", Remembering),
     ("Noisy", Noisy),
@@ -692,6 +752,13 @@ STATEFUL: list[tuple[str, Callable[[], Any]]] = [
         *(
             "nonlocal",
             "default",
+            "nested",
+            "keyword",
+            "on itself",
+            "holding",
+            "late",
+            "wrapped",
+            "partial function",
             "class",
             "list",
             "random",
@@ -730,6 +797,36 @@ def test_a_function_is_tried_without_a_trace() -> None:
         decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=3, logits_processor=noted)
     assert calls == []
     not_yet = None
+
+
+class Buffer:
+    """Has room to work in, which is no state."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.empty(0)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.buffer = torch.zeros_like(scores)
+        self.buffer[0, 3] = 1
+        return scores + self.buffer
+
+
+def with_a_module_and_a_lock() -> Callable[..., Tensor]:
+    import math as mathematics
+
+    lock = threading.Lock()
+
+    def locked(input_ids: Tensor, scores: Tensor) -> Tensor:
+        with lock:
+            return scores + mathematics.pi
+
+    return locked
+
+
+@pytest.mark.parametrize("make", [Buffer, with_a_module_and_a_lock])
+def test_what_keeps_no_state_is_not_refused(make: Callable[[], Any]) -> None:
+    tokens = decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=5, logits_processor=make())
+    assert len(tokens.tokens) == 5
 
 
 def test_a_function_over_a_model_is_taken_untried() -> None:
@@ -1426,12 +1523,15 @@ def test_a_criterion_that_does_not_answer_is_named(verdict: Any) -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    options = {"top_k": 3, "temperature": 0.5, "seed": 7, "suppress_tokens": [2]}
+    from fractions import Fraction
+
+    options = {"top_k": 3, "temperature": 0.5, "seed": 7, "suppress_tokens": [2], "top_p": 0.75}
     theirs = {
         "top_k": np.int64(3),
         "temperature": np.float32(0.5),
         "seed": np.uint64(7),
         "suppress_tokens": [np.int32(2)],
+        "top_p": Fraction(3, 4),
     }
     made = decoder(ToyAdapter())
     assert made.generate(PROMPT, **theirs).tokens == made.generate(PROMPT, **options).tokens

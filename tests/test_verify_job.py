@@ -122,6 +122,9 @@ def test_a_defect_is_exit_code_1_and_is_shown(
         (["verify.prompts=PROMPTS", "prompt=a"], "give verify.prompts or a prompt, not both"),
         (["verify.prompts=nowhere.jsonl"], "cannot read the prompts in nowhere.jsonl"),
         (["prompt=a", "verify.tolerance=-1"], "tolerance must be 0 or more"),
+        (["prompt=a", "verify.tolerance=inf"], "tolerance must be 0 or more, and finite"),
+        (["prompt=a", "stop_token_ids=[9999]"], "must be token ids of the model"),
+        (["prompt=a", "max_new_tokens=0"], "max_new_tokens must be 1 or more"),
         (["prompt=a", "verify.backend=fast"], "unknown backend 'fast'"),
         (
             ["prompt=a", "verifier=rejection", "sampling=sample"],

@@ -17,7 +17,7 @@ from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
 from decodekit.strategies.autoregressive import Autoregressive
 from decodekit.tree import TokenTree
-from tests.fakes import ToyAdapter, ToyCache, plain_decode
+from tests.fakes import PieceTokenizer, ToyAdapter, ToyCache, plain_decode
 
 PROMPT = [3, 1, 4, 1, 5]
 AT = 4  # where the models below go wrong
@@ -177,6 +177,35 @@ def test_a_token_that_is_impossible_has_no_gap() -> None:
     verdict = compare(plain, PROMPT, expected, got, tolerance=99.0, **options)
     assert verdict.kind == "defect"
     assert verdict.divergences[-1].gap is None
+
+
+@pytest.mark.parametrize("token", [-11, 99])
+def test_a_token_that_does_not_exist_is_a_defect(token: int) -> None:
+    plain = Decoder(ToyAdapter(), strategy=Autoregressive())
+    expected = plain.generate(PROMPT, max_new_tokens=4)
+    got = replace(expected, tokens=[*expected.tokens[:3], token])
+    verdict = compare(plain, PROMPT, expected, got, tolerance=99.0, max_new_tokens=4)
+    assert (verdict.kind, verdict.divergences[-1].gap) == ("defect", None)
+
+
+def test_a_text_is_judged_as_the_text_that_it_was() -> None:
+    """What follows a text begins with a space, what follows its token ids does not."""
+
+    class Tokens(PieceTokenizer):
+        chat_template = None
+
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            return {"input_ids": [3, 1, 4]}
+
+    tokenizer = Tokens([f"▁{chr(97 + token)}" for token in range(11)])
+    plain = Decoder(ToyAdapter(), tokenizer, strategy=Autoregressive())
+    (first,) = plain.generate("x", max_new_tokens=1).tokens
+    options: dict[str, Any] = {"stop": [f" {chr(97 + first)}"], "max_new_tokens": 6}
+    expected = plain.generate("x", **options)
+    assert expected.finish_reason == "stop"
+    other = replace(expected, tokens=[*expected.tokens, 0])
+    verdict = compare(plain, "x", expected, other, tolerance=0.1, **options)
+    assert verdict.divergences == (Divergence(position=1, expected=None, got=0, gap=None),)
 
 
 FILTERS: list[dict[str, Any]] = [

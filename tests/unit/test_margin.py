@@ -72,6 +72,8 @@ def logits(*shares: float) -> list[float]:
         ({"top_p": 0.5}, logits(0.401, 0.4, 0.199), 0.0),
         ({"top_p": 0.35}, logits(0.401, 0.4, 0.199), math.log(0.401 / 0.4)),
         ({"top_k": 2, "top_p": 0.6}, logits(0.3001, 0.2, 0.1999, 0.3), 0.41),
+        # Top-p looks at what top-k leaves: 0.656 and 0.344.
+        ({"top_k": 2, "top_p": 0.6}, logits(0.4, 0.21, 0.2, 0.19), 0.2389),
         # Nothing dropped it: the draw prefers it.
         ({"top_k": 2}, [1.0, 0.995, -3.0], 0.0),
         ({"min_p": 0.5}, [0.0, math.log(0.51), -9.0], 0.0),
@@ -112,6 +114,42 @@ def test_what_it_takes_for_a_filter_to_drop_the_winner(
     tensor = torch.tensor(row, dtype=torch.float64)
     assert sampler.choose(tensor[None], [PLACE]) == [1]
     assert margin(tensor, sampler, PLACE, 0) == pytest.approx(gap, rel=0.02)
+
+
+def seed_with(order: list[int], size: int) -> int:
+    """Return a seed whose draw at ``PLACE`` prefers tokens in this order, each by far."""
+    for seed in range(20000):
+        noise = exponentials(seed, PLACE, size).log().sort()
+        far = float(noise.values.diff()[: len(order) - 1].min()) > 1.5
+        if far and noise.indices[: len(order)].tolist() == order:
+            return seed
+    raise AssertionError
+
+
+def test_those_that_are_dropped_are_not_replaced_by_others_of_them() -> None:
+    """Of tokens 1 and 2, both preferred to 0, top-k drops one or the other, never both."""
+    row = torch.tensor([1.0, 0.5, 0.4999, -9.0], dtype=torch.float64)
+    sampler = sampler_of(top_k=2, seed=seed_with([1, 2, 0], 4))
+    assert sampler.choose(row[None], [PLACE]) == [1]
+    assert margin(row, sampler, PLACE, 0) > 0.5
+    shares = torch.tensor(logits(0.45, 0.2, 0.1999, 0.1501), dtype=torch.float64)
+    sampler = sampler_of(top_p=0.6, seed=seed_with([1, 2, 0], 4))
+    assert sampler.choose(shares[None], [PLACE]) == [1]
+    assert margin(shares, sampler, PLACE, 0) > 0.25
+
+
+def test_the_best_token_is_dropped_when_another_one_is_the_best() -> None:
+    row = torch.tensor([0.0, -0.1, -9.0], dtype=torch.float64)
+    sampler = sampler_of(min_p=0.95, seed=seed_with([0, 1], 3))
+    # Token 1 has to be above -0.051, and token 0 as far below token 1.
+    assert margin(row, sampler, PLACE, 1) == pytest.approx(0.1 - math.log(0.95))
+
+
+@pytest.mark.parametrize("token", [-1, 4, 99])
+def test_a_token_outside_the_vocabulary_is_infinitely_far(token: int) -> None:
+    row = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    assert margin(row, sampler_of(), PLACE, token) == math.inf
+    assert margin(row, GreedySampler(), PLACE, token) == math.inf
 
 
 def test_a_border_that_does_not_explain_the_token_is_no_tie() -> None:

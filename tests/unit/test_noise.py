@@ -171,5 +171,7 @@ def test_rows_follow_the_vocabulary_the_dtype_and_the_purpose() -> None:
     assert wider.shape == (1, 9)
     exact = PositionNoise(5).rows([1], like=torch.zeros(1, 9, dtype=torch.float64))
     assert torch.equal(exact[0], exponentials(5, 1, 9))
+    later = source.rows([1], like=torch.zeros(1, 9, dtype=torch.float64))
+    assert torch.equal(later, exact)
     other = PositionNoise(5, purpose=DRAFT).rows([1], like=torch.zeros(1, 9))
     assert not torch.equal(other, wider)
