@@ -66,8 +66,8 @@ def pack_linears(model: nn.Module) -> int:
     """Replace the linear layers of ``model`` in place and return how many were replaced.
 
     A layer stays as it is where it is not on a CPU, where its dtype cannot be packed, or where it
-    is of a class of its own, a quantised one for example. Weights that are tied to another module,
-    as an output head to the embedding, are held twice afterwards.
+    or its weight is of a class of its own, a quantised one for example. Weights that are tied to
+    another module, as an output head to the embedding, are held twice afterwards.
 
     Args:
         model: In evaluation mode; it cannot be trained or saved afterwards.
@@ -80,7 +80,9 @@ def pack_linears(model: nn.Module) -> int:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Exactly this class: what a subclass does beyond it would be lost.
-            if type(child) is not nn.Linear or child.weight.device.type != "cpu":
+            if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
+                continue
+            if child.weight.device.type != "cpu":
                 continue
             if can_pack(child.weight.dtype):
                 setattr(parent, name, PackedLinear(child))

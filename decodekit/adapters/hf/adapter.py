@@ -15,7 +15,7 @@ from decodekit.adapters.hf.attention import StepAttention, attention_of
 from decodekit.adapters.hf.cache import HFCache
 from decodekit.adapters.hf.longrope import LongRope
 from decodekit.adapters.hf.support import check_own_kernel, check_support, refuse
-from decodekit.errors import DecodekitError, GenerationError
+from decodekit.errors import DecodekitError, GenerationError, ModelSupportError, shortened
 from decodekit.interfaces import AttentionBackend, KVCache
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
 from decodekit.plan import StepPlan
@@ -182,6 +182,11 @@ class HFAdapter:
         except Exception:
             if step.layers:
                 raise
+            try:
+                self.model(input_ids=token, use_cache=False)
+            except Exception as error:
+                reason = f"the model itself fails on one token: {shortened(error)}"
+                raise ModelSupportError(reason, reason=reason) from error
             return False  # what it did with the empty mask failed, as it must
         layers = int(self.model.config.num_hidden_layers)
         if 0 < step.layers < layers:

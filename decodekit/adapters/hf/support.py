@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -64,6 +64,12 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     moving = kinds_of_rope & _MOVING_ROPE
     if moving:
         return f"its {moving.pop()!r} RoPE changes with the longest position of a pass"
+    quantised: Any = getattr(config, "quantization_config", None)
+    if getattr(quantised, "load_in_8bit", False) and quantised.llm_int8_threshold > 0:
+        return (
+            "its int8 layers treat the outliers of all rows of a pass together, so guesses would "
+            "change them; load it with llm_int8_threshold=0"
+        )
     return None
 
 
