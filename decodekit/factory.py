@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXECUTIONS",
     "build_adapter",
+    "build_backend",
     "build_strategy",
     "build_verifier",
     "check_execution",
@@ -119,11 +120,20 @@ def build_adapter(
         ModelSupportError: The adapter cannot decode this model exactly.
         BackendError: The backend is not available here.
     """
-    kernel_of, kernel_config = _configured("backend", backend)
     adapter_of, adapter_config = _configured("adapter", adapter)
-    kernel: AttentionBackend = kernel_of.build(kernel_config)
-    built: ModelAdapter = adapter_of.build(adapter_config, model, kernel)
+    built: ModelAdapter = adapter_of.build(adapter_config, model, build_backend(backend))
     return built
+
+
+def build_backend(settings: Any) -> AttentionBackend:
+    """Return the attention backend of a name or a settings dataclass.
+
+    Raises:
+        BackendError: It is not available here.
+    """
+    component, config = _configured("backend", settings)
+    kernel: AttentionBackend = component.build(config)
+    return kernel
 
 
 def build_verifier(settings: Any) -> Verifier:
