@@ -105,7 +105,7 @@ def main() -> int:
 def header(size: str, device: torch.device) -> dict[str, Any]:
     """Return what has to be known to judge the figures."""
     return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("decodekit", "torch", "transformers")},
