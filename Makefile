@@ -8,15 +8,25 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test fast lint format clean
+.PHONY: demo test fast quantised lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/decodekit strategy=lookahead model=smollm2-135m max_new_tokens=128 compare=true \
 	  prompt="Write a Python function that returns the n-th Fibonacci number, and explain it step by step."
 
 # The real model's tests come last and alone: they use all cores.
-test: fast
+test: fast quantised
 	$(BIN)/python -m pytest -m e2e
+
+# The packages that quantise are kept in an environment of their own, beside all that is in ours:
+# once installed, they slow down and comment on every import of transformers.
+quantised: $(VENV)/.installed-dev
+	$(PYTHON) -m venv $(VENV)-quantised
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	  > "$$($(VENV)-quantised/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/ours.pth"
+	$(VENV)-quantised/bin/python -m pip install --disable-pip-version-check -q --no-deps \
+	  -c constraints.txt torchao bitsandbytes
+	$(VENV)-quantised/bin/python -m pytest -q tests/test_quantised.py
 
 # Two processes with one thread each: torch's threads would wait for each other.
 fast: $(VENV)/.installed-dev lint
@@ -43,4 +53,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-quantised build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
