@@ -15,7 +15,8 @@ from decodekit.adapters.hf.cache import HFCache
 from decodekit.adapters.hf.support import check_support
 from decodekit.errors import GenerationError
 from decodekit.interfaces import AttentionBackend, KVCache
-from decodekit.plan import StepPlan
+from decodekit.model_facts import eos_token_ids_of, max_positions_of
+from decodekit.plan import StepPlan, check_prefixes, padded_rows
 
 __all__ = ["HFAdapter"]
 
@@ -31,6 +32,8 @@ class HFAdapter:
         ModelSupportError: The model cannot be decoded exactly, with the reason.
         BackendError: The backend does not support what the model asks of attention.
     """
+
+    name = "hf"
 
     def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
         check_support(model)
@@ -49,17 +52,12 @@ class HFAdapter:
     @property
     def max_positions(self) -> int | None:
         """Positions that the model was made for, or None if its configuration names no limit."""
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        return int(limit) if limit else None
+        return max_positions_of(self.model)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The tokens that end a text: all of the generation config, else the model config's."""
-        for config in (getattr(self.model, "generation_config", None), self.model.config):
-            ids = getattr(config, "eos_token_id", None)
-            if ids is not None:
-                return frozenset([ids] if isinstance(ids, int) else ids)
-        return frozenset()
+        return eos_token_ids_of(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -76,16 +74,11 @@ class HFAdapter:
         """Run one step of B sequences in one pass; see ``ModelAdapter.forward``."""
         if not isinstance(cache, HFCache):
             raise GenerationError(f"the 'hf' adapter cannot use a {type(cache).__name__}")
-        if tuple(plan.prefix for plan in plans) != cache.lengths:
-            raise GenerationError(
-                f"plans for prefixes {[plan.prefix for plan in plans]} do not fit a cache that "
-                f"holds {list(cache.lengths)} rows"
-            )
+        check_prefixes(plans, cache.lengths)
         rows = max(plan.rows for plan in plans)
         cache.begin([plan.rows for plan in plans])
         device = self.device
-        tokens = [_padded(plan.tokens, rows) for plan in plans]
-        positions = [_padded(plan.positions, rows) for plan in plans]
+        tokens, positions = padded_rows(plans)
         # The head runs on the rows after which a token is needed: the anchor's and the nodes'.
         wanted = sorted({row for plan in plans for row in range(plan.anchor_row, plan.rows)})
         place = {row: index for index, row in enumerate(wanted)}
@@ -108,8 +101,3 @@ class HFAdapter:
             logits[index, place[plan.anchor_row] : place[plan.rows - 1] + 1]
             for index, plan in enumerate(plans)
         ]
-
-
-def _padded(values: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return ``values`` with the last repeated up to ``length``: a valid token or position."""
-    return values + values[-1:] * (length - len(values))
