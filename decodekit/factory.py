@@ -106,7 +106,7 @@ def build_strategy(settings: Any) -> Strategy:
 
 
 def build_adapter(
-    model: PreTrainedModel, *, adapter: Any = "hf", backend: Any = "sdpa"
+    model: PreTrainedModel, *, adapter: Any = "auto", backend: Any = "sdpa"
 ) -> ModelAdapter:
     """Return an adapter over a loaded model.
 

@@ -44,9 +44,10 @@ def run_generate(config: RunConfig) -> int:
             interrupted = exit_code(interruption)  # what there is already is still printed
     if config.format == "json":
         whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        print(json.dumps(_record(config, result, baseline), ensure_ascii=not whole), flush=True)
+        record = _record(config, decoder, result, baseline)
+        print(json.dumps(record, ensure_ascii=not whole), flush=True)
     else:
-        _summarize(config, result, baseline)
+        _summarize(config, decoder, result, baseline)
     if interrupted:
         return interrupted
     return int(baseline is not None and baseline.verdict.kind == "defect")
@@ -170,7 +171,7 @@ def _show(stream: GenerationStream, *, quiet: bool) -> int:
 
 
 def _record(
-    config: RunConfig, result: GenerationResult, baseline: _Baseline | None
+    config: RunConfig, decoder: Decoder, result: GenerationResult, baseline: _Baseline | None
 ) -> dict[str, Any]:
     """Return the JSON object of ``format=json``."""
     record: dict[str, Any] = {
@@ -180,6 +181,7 @@ def _record(
         "prompt_tokens": len(result.prompt_tokens),
         "stats": stats_record(result),
         "model": config.model.name,
+        "adapter": decoder.adapter_name,
         "strategy": asdict(config.strategy),
         "seed": config.sampling.seed,
     }
@@ -195,9 +197,11 @@ def _record(
     return record
 
 
-def _summarize(config: RunConfig, result: GenerationResult, baseline: _Baseline | None) -> None:
+def _summarize(
+    config: RunConfig, decoder: Decoder, result: GenerationResult, baseline: _Baseline | None
+) -> None:
     name = config.strategy.name
-    lines = ["", _line(name, result) + f" ({result.finish_reason})"]
+    lines = ["", _line(name, result) + f" ({result.finish_reason}, adapter {decoder.adapter_name})"]
     if baseline is not None:
         lines.append(_line("autoregressive", baseline.result))
         speedup = _speedup(result, baseline.result)

@@ -54,7 +54,15 @@ OTHER_PACKAGES = {
     # Who may import what is slow or heavy; nobody else does, not even inside a function.
     "hydra": ("compose", "schemas"),
     "omegaconf": ("compose", "schemas"),
-    "transformers": ("adapters.hf", "models", "factory", "builtins", "decoder", "bench"),
+    "transformers": (
+        "adapters.hf",
+        "adapters.llama",
+        "models",
+        "factory",
+        "builtins",
+        "decoder",
+        "bench",
+    ),
     "torch": (
         "mask",
         "interfaces",
