@@ -201,7 +201,8 @@ def _summarize(
     config: RunConfig, decoder: Decoder, result: GenerationResult, baseline: _Baseline | None
 ) -> None:
     name = config.strategy.name
-    lines = ["", _line(name, result) + f" ({result.finish_reason}, adapter {decoder.adapter_name})"]
+    end = f" ({result.finish_reason}), adapter {decoder.adapter_name}"
+    lines = ["", _line(name, result) + end]
     if baseline is not None:
         lines.append(_line("autoregressive", baseline.result))
         speedup = _speedup(result, baseline.result)

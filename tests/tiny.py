@@ -41,6 +41,28 @@ _CONFIGS: dict[str, Any] = {
     "qwen2": lambda: Qwen2Config(
         **_SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
+    # The variants of the LLaMA family, one feature each.
+    "llama-linear": lambda: _llama(rope={"rope_type": "linear", "factor": 2.0}),
+    "llama-llama3": lambda: _llama(
+        rope={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    ),
+    "llama-yarn": lambda: _llama(
+        rope={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    ),
+    "llama-one-kv-head": lambda: _llama(num_key_value_heads=1),
+    "llama-no-groups": lambda: _llama(num_key_value_heads=4),
+    "llama-wide-heads": lambda: _llama(head_dim=16),
+    "llama-biased": lambda: _llama(attention_bias=True, mlp_bias=True),
+    "llama-tied": lambda: _llama(tie_word_embeddings=True),
+    "llama-gelu": lambda: _llama(hidden_act="gelu_pytorch_tanh"),
+    "mistral-full": lambda: MistralConfig(**_SHAPE, sliding_window=None),
+    "qwen2-full": lambda: Qwen2Config(**_SHAPE),
     "gemma2": lambda: Gemma2Config(**_SHAPE, head_dim=8, sliding_window=WINDOW),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCABULARY,
@@ -55,6 +77,17 @@ _CONFIGS: dict[str, Any] = {
 }
 
 
+LLAMA_FAMILY = [
+    name for name in _CONFIGS if name.partition("-")[0] in ("llama", "mistral", "qwen2")
+]
+"""Those that ``adapter=llama`` runs."""
+
+
+def _llama(*, rope: dict[str, Any] | None = None, **changes: Any) -> LlamaConfig:
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, **(rope or {})}
+    return LlamaConfig(**{**_SHAPE, **changes}, rope_parameters=parameters)
+
+
 @cache
 def tiny_model(
     kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32
@@ -63,6 +96,10 @@ def tiny_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(_CONFIGS[kind]())
+        if "-" in kind:
+            for name, parameter in model.named_parameters():
+                if name.endswith("bias"):  # zeros otherwise, which would hide a bias left out
+                    torch.nn.init.normal_(parameter)
     return model.to(dtype).eval()
 
 
