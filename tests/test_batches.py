@@ -128,8 +128,13 @@ def single_texts(kind: str, backend: str, mode: str) -> list[list[int]]:
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize(("kind", "backend"), MODELS)
 def test_a_batch_equals_single_runs(kind: str, backend: str, strategy: Any, mode: str) -> None:
+    # Crossed, so that both adapters and both backends have their turn.
     decoder = Decoder.from_model(
-        tiny_model(kind), strategy=strategy, backend=backend, prefill_chunk=6
+        tiny_model(kind),
+        strategy=strategy,
+        adapter="hf" if backend == "eager" else "auto",
+        backend=backend,
+        prefill_chunk=6,
     )
     results = decoder.generate(requests(mode))
     assert [result.tokens for result in results] == single_texts(kind, backend, mode)
