@@ -169,8 +169,9 @@ class _Parts:
         except CheckpointError as error:
             error.args = (f"strategy.model: {error}",)
             raise
+        adapter = build_adapter(loaded, adapter=config.adapter, backend=config.backend)
         prepare_execution(loaded, config.execution)
-        return build_adapter(loaded, adapter=config.adapter, backend=config.backend), tokenizer
+        return adapter, tokenizer
 
 
 def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:

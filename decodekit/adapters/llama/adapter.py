@@ -109,8 +109,9 @@ class LlamaAdapter:
 
     def _current(self) -> LeanForward:
         """Return the forward pass over the model's weights, made anew if they were exchanged."""
-        if self._lean is None or not self._lean.is_of(self.model):
-            self._lean = None  # let go of the old weights first
+        lean = self._lean  # another thread may exchange it meanwhile
+        if lean is None or not lean.is_of(self.model):
+            self._lean = lean = None  # let go of the old weights first
             check_support(self.model)
-            self._lean = LeanForward(self.model)
-        return self._lean
+            self._lean = lean = LeanForward(self.model)
+        return lean

@@ -39,9 +39,10 @@ class RotaryTable:
             positions: [B, R].
             end: More than any of them; given, so that nobody has to wait for the device.
         """
-        if end > len(self._table):
-            self._table = self._computed(max(_LEAST, 2 ** (end - 1).bit_length()))
-        cos, sin = embedding(positions, self._table)[:, :, None].chunk(2, dim=-1)
+        table = self._table  # another thread may exchange it meanwhile, for a shorter one too
+        if end > len(table):
+            self._table = table = self._computed(max(_LEAST, 2 ** (end - 1).bit_length()))
+        cos, sin = embedding(positions, table)[:, :, None].chunk(2, dim=-1)
         return cos, sin
 
     def _computed(self, count: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +19,12 @@ from decodekit import Decoder
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.llama import LlamaAdapter, obstacle
 from decodekit.adapters.llama.cache import LlamaCache
+from decodekit.adapters.llama.forward import LeanForward
 from decodekit.adapters.llama.rope import RotaryTable
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import GenerationError, ModelSupportError
+from decodekit.execution.fused import fused_linear
 from decodekit.execution.packed import can_pack
 from decodekit.factory import build_adapter, prepare_execution
 from decodekit.plan import StepPlan
@@ -245,6 +248,25 @@ def test_weights_are_held_once(kind: str) -> None:
     assert sum(kept.values()) == sizes(model) == weights
 
 
+def test_one_group_of_weights_is_held_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = own("llama-biased")
+    mlp = model.model.layers[0].mlp
+    largest = 2 * mlp.gate_proj.weight.numel() * 4
+    split, seen = torch.split, []
+
+    def watched(*given: Any, **options: Any) -> Any:
+        seen.append(held())  # a new tensor is there, and the old ones still are
+        return split(*given, **options)
+
+    before = held()
+    monkeypatch.setattr(torch, "split", watched)
+    lean = LeanForward(model)
+    assert len(seen) == 8  # weights and biases of two groups in each of two layers
+    assert max(seen) - before == largest
+    assert lean.windows == {None}
+    assert held() == before
+
+
 @pytest.mark.parametrize("kind", LLAMA_FAMILY)
 def test_the_model_stays_what_it_was(kind: str, tmp_path: Any) -> None:
     model = own(kind)
@@ -275,6 +297,31 @@ def test_new_values_in_the_old_weights_are_seen() -> None:
         torch.testing.assert_close(
             logits[0], logits_after(model, [1, 2, 3]), **TOLERANCES[torch.float32]
         )
+
+
+def test_threads_share_a_model_that_nobody_has_fused_yet() -> None:
+    model = own("llama-biased")
+    plan = StepPlan(0, tuple(random_prompt(20)), TREE)
+    plain = HFAdapter(own("llama-biased"), SDPABackend())
+    (expected,) = plain.forward([plan], plain.new_cache(batch=1, capacity=64))
+    wrong: list[object] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait()
+        for capacity in (64, 700, 65):
+            adapter = LlamaAdapter(model, SDPABackend())
+            (logits,) = adapter.forward([plan], adapter.new_cache(batch=1, capacity=capacity))
+            if not torch.allclose(logits, expected, **TOLERANCES[torch.float32]):
+                wrong.append(logits)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert fused_linear([model.model.layers[1].mlp.gate_proj, model.model.layers[1].mlp.up_proj])
 
 
 def test_a_model_that_was_cast_is_read_anew() -> None:
@@ -421,7 +468,18 @@ def _scaled(model: Any) -> None:
         (_eighths, r"weights are of torch\.float8_e4m3fn"),
         (_scaled, "its 'dynamic' RoPE is none of default, linear, llama3, yarn"),
     ],
-    ids=lambda value: getattr(value, "__name__", "").strip("_<>") or "",
+    ids=[
+        "training",
+        "adapted",
+        "hooked",
+        "pre-hooked",
+        "patched",
+        "mixed",
+        "elsewhere",
+        "nowhere",
+        "eighths",
+        "scaled",
+    ],
 )
 def test_what_would_be_computed_wrongly_is_refused(change: Any, reason: str) -> None:
     model = own()
