@@ -44,8 +44,8 @@ def check_support(model: PreTrainedModel) -> None:
     reason = obstacle(model)
     if reason is not None:
         raise ModelSupportError(
-            f"{type(model).__name__} cannot be decoded by the 'llama' adapter: {reason}; "
-            "use adapter=hf",
+            f"{type(model).__name__} cannot be decoded by the 'llama' adapter: {reason} "
+            "(adapter=auto takes another where this one does not fit)",
             reason=reason,
         )
 
@@ -79,14 +79,9 @@ def _change(name: str, module: Any, *, source: str) -> str | None:
     if "forward" in vars(module):
         return f"the forward of its {name} was replaced (offloaded or patched)"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    if not activation and any(hook.__module__ != _HARMLESS_HOOKS for hook in map(_named, hooks)):
+    if not activation and any(hook.__module__ != _HARMLESS_HOOKS for hook in hooks):
         return f"its {name} has a hook, which would be skipped"
     return None
-
-
-def _named(hook: Any) -> Any:
-    """Return a hook as something with the name of a module: a partial has only its class's."""
-    return hook if hasattr(hook, "__module__") else type(hook)
 
 
 def _weights_obstacle(model: PreTrainedModel) -> str | None:

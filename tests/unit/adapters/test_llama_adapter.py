@@ -25,8 +25,8 @@ from decodekit.backends.eager import EagerBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import GenerationError, ModelSupportError
 from decodekit.execution.fused import fused_linear
-from decodekit.execution.packed import can_pack
-from decodekit.factory import build_adapter, prepare_execution
+from decodekit.execution.packed import PackedRows, can_pack
+from decodekit.factory import _Parts, build_adapter, build_strategy, prepare_execution
 from decodekit.plan import StepPlan
 from decodekit.tree import ROOT, TokenTree
 from tests.tiny import LLAMA_FAMILY, WINDOW, greedy_loop, logits_after, random_prompt, tiny_model
@@ -354,19 +354,13 @@ def test_packing_takes_the_fused_layers_and_lets_the_weights_go(kind: str) -> No
     assert before - held() == weights
     assert all(reference() is None for reference in gone)
     for decoder in (
-        Decoder(adapter, strategy=_lookahead()),
+        Decoder(adapter, strategy=build_strategy("lookahead")),
         Decoder.from_model(model, adapter="llama"),
         Decoder.from_model(model, adapter="hf"),
         Decoder.from_model(model, adapter="llama", execution="packed"),
     ):
         assert decoder.generate(random_prompt(12), max_new_tokens=20).tokens == expected
     assert greedy_loop(model, random_prompt(12), 20) == expected
-
-
-def _lookahead() -> Any:
-    from decodekit.factory import build_strategy
-
-    return build_strategy("lookahead")
 
 
 @needs_packing
@@ -389,6 +383,13 @@ def test_a_model_that_was_packed_before_anybody_fused_it() -> None:
     Decoder.from_model(model, adapter="hf", execution="packed")
     decoder = Decoder.from_model(model, adapter="llama")
     assert decoder.generate(random_prompt(12), max_new_tokens=20).tokens == expected
+
+
+@needs_packing
+def test_a_draft_is_fused_before_it_is_packed(checkpoint: str) -> None:
+    like = LlamaAdapter(own(), SDPABackend())
+    adapter, _ = _Parts().load_model(checkpoint, backend="sdpa", like=like)
+    assert isinstance(adapter.model.model.layers[0].self_attn.q_proj, PackedRows)
 
 
 # --- what is refused -----------------------------------------------------------------------------
