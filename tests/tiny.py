@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -101,6 +102,11 @@ def tiny_model(
                 if name.endswith("bias"):  # zeros otherwise, which would hide a bias left out
                     torch.nn.init.normal_(parameter)
     return model.to(dtype).eval()
+
+
+def own_model(kind: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return a tiny model that a test may change."""
+    return copy.deepcopy(tiny_model(kind, dtype=dtype))
 
 
 @torch.no_grad()

@@ -118,7 +118,8 @@ def _window(config: Any, attention: Any) -> int | None:
 
 
 def _source(model: PreTrainedModel) -> tuple[object, ...]:
-    """Return what tells the model's weights from others: one layer stands for all of them."""
+    """Return what tells the model's weights from others: the first layer stands for all layers."""
     query = model.model.layers[0].self_attn.q_proj
-    weight = getattr(query, "weight", None)
-    return (query, None if weight is None else weight.data_ptr())
+    weight = getattr(query, "weight", None)  # none when it is packed
+    embedding_at = model.model.embed_tokens.weight.data_ptr()
+    return (query, None if weight is None else weight.data_ptr(), embedding_at, model.lm_head)
