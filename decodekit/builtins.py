@@ -20,7 +20,15 @@ from decodekit.verify import ExactMatchVerifier
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["EagerConfig", "ExactMatchConfig", "HFConfig", "RejectionConfig", "SDPAConfig"]
+__all__ = [
+    "AutoAdapterConfig",
+    "EagerConfig",
+    "ExactMatchConfig",
+    "HFConfig",
+    "LlamaAdapterConfig",
+    "RejectionConfig",
+    "SDPAConfig",
+]
 
 
 @dataclass(kw_only=True)
@@ -42,6 +50,20 @@ class HFConfig:
     """Settings of ``adapter=hf``: there are none."""
 
     name: str = "hf"
+
+
+@dataclass(kw_only=True)
+class LlamaAdapterConfig:
+    """Settings of ``adapter=llama``: there are none."""
+
+    name: str = "llama"
+
+
+@dataclass(kw_only=True)
+class AutoAdapterConfig:
+    """Settings of ``adapter=auto``, ``llama`` where it fits and else ``hf``: there are none."""
+
+    name: str = "auto"
 
 
 @dataclass(kw_only=True)
@@ -75,6 +97,24 @@ def _hf(config: HFConfig, model: PreTrainedModel, backend: AttentionBackend) -> 
     from decodekit.adapters.hf import HFAdapter
 
     return HFAdapter(model, backend)
+
+
+def _llama(
+    config: LlamaAdapterConfig, model: PreTrainedModel, backend: AttentionBackend
+) -> ModelAdapter:
+    from decodekit.adapters.llama import LlamaAdapter
+
+    return LlamaAdapter(model, backend)
+
+
+def _auto(
+    config: AutoAdapterConfig, model: PreTrainedModel, backend: AttentionBackend
+) -> ModelAdapter:
+    from decodekit.adapters.hf import HFAdapter
+    from decodekit.adapters.llama import LlamaAdapter, obstacle
+
+    fits = obstacle(model) is None
+    return LlamaAdapter(model, backend) if fits else HFAdapter(model, backend)
 
 
 def _recent(config: RecentPoolConfig) -> RecentNGramPool:
@@ -127,8 +167,12 @@ def decodekit_register_backends() -> list[Component]:
 
 @hookimpl
 def decodekit_register_adapters() -> list[Component]:
-    """Return the adapter for transformers models."""
-    return [Component("hf", HFConfig, _hf)]
+    """Return the adapters for transformers models."""
+    return [
+        Component("auto", AutoAdapterConfig, _auto),
+        Component("hf", HFConfig, _hf),
+        Component("llama", LlamaAdapterConfig, _llama),
+    ]
 
 
 @hookimpl

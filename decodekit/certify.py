@@ -71,6 +71,7 @@ def run_verify(config: RunConfig) -> int:
         facts = {
             "model": config.model.path or config.model.name,
             "strategy": config.strategy.name,
+            "adapter": decoder.adapter_name,
             "backend": getattr(config.backend, "name", config.backend),
             "reference_backend": config.verify.backend or getattr(config.backend, "name", None),
             "dtype": dtype_of(decoder),
@@ -118,7 +119,7 @@ def _as_json(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:
 
 def _as_text(facts: dict[str, Any], judged: Sequence[_Judged], *, of: int) -> str:
     parts = [
-        f"{facts['strategy']} ({facts['backend']}) against autoregressive "
+        f"{facts['strategy']} ({facts['adapter']}, {facts['backend']}) against autoregressive "
         f"({facts['reference_backend']}), {facts['model']}, {facts['dtype']}, "
         f"tie up to {facts['tolerance']:g}"
     ]

@@ -55,6 +55,7 @@ with what
   dtype=NAME             auto, float32, bfloat16, float16, float64
   device=NAME            auto, cpu, cuda
   backend=NAME           {backend}
+  adapter=NAME           {adapter} (auto: llama where it fits, else hf)
   execution=NAME         auto, eager, packed (weights packed for the CPU)
 output
   format=text|json       stream the text, or print one JSON object at the end
@@ -145,7 +146,8 @@ def _help() -> str:
     from decodekit.strategies.lookahead import LookaheadConfig
 
     names = {
-        group: ", ".join(group_options(group)) for group in ("strategy", "backend", "verifier")
+        group: ", ".join(group_options(group))
+        for group in ("strategy", "backend", "adapter", "verifier")
     }
     models = group_options("model")
     half = (len(models) + 1) // 2

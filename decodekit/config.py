@@ -55,7 +55,7 @@ class DecoderConfig:
         strategy: The settings dataclass of a registered strategy.
         model: The model.
         backend: The name of an attention backend.
-        adapter: The name of a model adapter.
+        adapter: The name of a model adapter; ``auto`` takes ``llama`` where it fits, else ``hf``.
         verifier: The name of a verifier.
         sampling: How tokens are chosen.
         dtype: ``auto`` (float32 on a CPU, the checkpoint's own on a GPU), ``float32``,
@@ -72,7 +72,7 @@ class DecoderConfig:
     strategy: Any = field(default_factory=LookaheadConfig)
     model: ModelConfig = field(default_factory=_smollm2)
     backend: Any = "sdpa"
-    adapter: Any = "hf"
+    adapter: Any = "auto"
     verifier: Any = "exact_match"
     sampling: SamplingParams = field(default_factory=SamplingParams)
     dtype: str = "auto"

@@ -153,7 +153,7 @@ class Decoder:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         strategy: Any = "lookahead",
-        adapter: Any = "hf",
+        adapter: Any = "auto",
         backend: Any = "sdpa",
         execution: str = "eager",
         chat: bool | None = False,
@@ -166,10 +166,12 @@ class Decoder:
             tokenizer: Its tokenizer; None if only token ids go in and out.
             strategy: A registered name, a mapping with ``name``, a settings dataclass, or a
                 strategy of your own.
-            adapter: A registered name, a mapping with ``name``, or a settings dataclass.
+            adapter: A registered name, a mapping with ``name``, or a settings dataclass. ``hf``
+                leaves the model untouched; ``llama`` lays some of its weights side by side, with
+                the same values; ``auto`` is ``llama`` where that fits and else ``hf``.
             backend: Likewise.
-            execution: ``eager`` leaves the model as it is. ``packed`` packs its linear layers for
-                the CPU in place: faster, but the model can then neither be trained nor saved.
+            execution: ``eager`` runs the linear layers as they are. ``packed`` packs them for the
+                CPU in place: faster, but the model can then neither be trained nor saved.
                 ``auto`` packs where that works.
             chat: Whether a text prompt is wrapped in the chat template; here text is taken as it is
                 unless you say otherwise.
@@ -198,6 +200,11 @@ class Decoder:
         )
         prepare_execution(model, execution)  # last: it changes the model
         return decoder
+
+    @property
+    def adapter_name(self) -> str:
+        """The name of the adapter that runs the model: ``auto`` has picked one."""
+        return str(getattr(self.adapter, "name", type(self.adapter).__name__))
 
     def with_strategy(self, strategy: Any, *, verifier: Any = None) -> Decoder:
         """Return a decoder over the same model with another strategy.

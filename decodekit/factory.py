@@ -107,7 +107,7 @@ def build_strategy(settings: Any) -> Strategy:
 
 
 def build_adapter(
-    model: PreTrainedModel, *, adapter: Any = "hf", backend: Any = "sdpa"
+    model: PreTrainedModel, *, adapter: Any = "auto", backend: Any = "sdpa"
 ) -> ModelAdapter:
     """Return an adapter over a loaded model.
 
@@ -179,8 +179,9 @@ class _Parts:
         except CheckpointError as error:
             error.args = (f"strategy.model: {error}",)
             raise
+        adapter = build_adapter(loaded, adapter=config.adapter, backend=config.backend)
         prepare_execution(loaded, config.execution)
-        return build_adapter(loaded, adapter=config.adapter, backend=config.backend), tokenizer
+        return adapter, tokenizer
 
 
 def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:

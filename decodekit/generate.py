@@ -60,9 +60,10 @@ def run_generate(config: RunConfig) -> int:
             failure = error
     if config.format == "json":
         whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        print(json.dumps(_record(config, result, baseline), ensure_ascii=not whole), flush=True)
+        record = _record(config, decoder, result, baseline)
+        print(json.dumps(record, ensure_ascii=not whole), flush=True)
     else:
-        _summarize(config, result, baseline)
+        _summarize(config, decoder, result, baseline)
     if failure is not None:
         raise failure
     if interrupted:
@@ -196,7 +197,7 @@ def _show(stream: GenerationStream, *, quiet: bool) -> int:
 
 
 def _record(
-    config: RunConfig, result: GenerationResult, baseline: _Baseline | None
+    config: RunConfig, decoder: Decoder, result: GenerationResult, baseline: _Baseline | None
 ) -> dict[str, Any]:
     """Return the JSON object of ``format=json``."""
     record: dict[str, Any] = {
@@ -206,6 +207,7 @@ def _record(
         "prompt_tokens": len(result.prompt_tokens),
         "stats": stats_record(result),
         "model": config.model.name,
+        "adapter": decoder.adapter_name,
         "strategy": asdict(config.strategy),
         "seed": config.sampling.seed,
     }
@@ -221,9 +223,12 @@ def _record(
     return record
 
 
-def _summarize(config: RunConfig, result: GenerationResult, baseline: _Baseline | None) -> None:
+def _summarize(
+    config: RunConfig, decoder: Decoder, result: GenerationResult, baseline: _Baseline | None
+) -> None:
     name = config.strategy.name
-    lines = ["", _line(name, result) + f" ({result.finish_reason})"]
+    end = f" ({result.finish_reason}), adapter {decoder.adapter_name}"
+    lines = ["", _line(name, result) + end]
     if baseline is not None:
         lines.append(_line("autoregressive", baseline.result))
         speedup = _speedup(result, baseline.result)

@@ -362,7 +362,11 @@ class KVCache(Protocol):
 
 @runtime_checkable
 class ModelAdapter(Protocol):
-    """A causal language model, seen as: token trees in, logits out."""
+    """A causal language model, seen as: token trees in, logits out.
+
+    If it has an attribute ``name``, reports call it so, else by its class; if it has one ``model``,
+    they read its ``dtype`` and ``device``.
+    """
 
     @property
     def vocab_size(self) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from decodekit import Decoder, GenerationResult
 from decodekit.adapters.hf.cache import HFCache
+from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.factory import build_adapter, build_strategy
 from decodekit.interfaces import Proposer
@@ -53,6 +54,7 @@ MODELS = [
     for backend in ("eager", "sdpa")
     if (kind, backend) != ("gemma2", "sdpa")  # refused: it cannot do softcapping
 ]
+ADAPTERS = [(kind, "hf") for kind in KINDS] + [(kind, "llama") for kind in KINDS[:3]]
 V = 11  # tokens of a toy
 PROMPTS = [[3, 1, 4, 1, 5], [7], [2, 2, 9, 2, 2, 9, 2], [10, 0], [6, 5, 6, 5, 6]]
 
@@ -126,8 +128,13 @@ def single_texts(kind: str, backend: str, mode: str) -> list[list[int]]:
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize(("kind", "backend"), MODELS)
 def test_a_batch_equals_single_runs(kind: str, backend: str, strategy: Any, mode: str) -> None:
+    # Crossed, so that both adapters and both backends have their turn.
     decoder = Decoder.from_model(
-        tiny_model(kind), strategy=strategy, backend=backend, prefill_chunk=6
+        tiny_model(kind),
+        strategy=strategy,
+        adapter="hf" if backend == "eager" else "auto",
+        backend=backend,
+        prefill_chunk=6,
     )
     results = decoder.generate(requests(mode))
     assert [result.tokens for result in results] == single_texts(kind, backend, mode)
@@ -762,23 +769,30 @@ def test_a_toy_cache_wants_its_sequences_in_order() -> None:
         ToyCache(batch=3, capacity=4).keep([1, 0])
 
 
-def rows_of(caches: HFCache, sequence: int) -> list[Tensor]:
+def memory_of(caches: HFCache | LlamaCache, layer: int) -> tuple[Tensor, Tensor]:
+    """Return the keys and values [B, K, C, D] of a layer."""
+    if isinstance(caches, LlamaCache):
+        return caches.rows(layer)
+    return caches.layers[layer].keys, caches.layers[layer].values
+
+
+def rows_of(caches: HFCache | LlamaCache, sequence: int) -> list[Tensor]:
     """Return the committed keys and values [K, P, D] of all layers."""
     length = caches.lengths[sequence]
     return [
         states[sequence, :, :length].clone()
-        for layer in caches.layers
-        for states in (layer.keys, layer.values)
+        for layer in range(2)
+        for states in memory_of(caches, layer)
     ]
 
 
 @pytest.mark.parametrize("kept", SUBSETS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "name"), ADAPTERS)
 def test_the_keys_and_values_that_are_kept_are_those_before(
-    kind: str, kept: tuple[int, ...]
+    kind: str, name: str, kept: tuple[int, ...]
 ) -> None:
     model = tiny_model(kind)
-    adapter = build_adapter(model, backend="eager")
+    adapter = build_adapter(model, adapter=name, backend="eager")
     prompts = [random_prompt(length, seed=length) for length in (3, 2 * WINDOW, 1, 17)]
     caches = adapter.new_cache(batch=4, capacity=48)
     adapter.forward([StepPlan(0, tuple(prompt), BUSH) for prompt in prompts], caches)
@@ -806,12 +820,21 @@ def test_the_keys_and_values_that_are_kept_are_those_before(
             assert torch.equal(now, then)
 
 
+@pytest.mark.parametrize("name", ["hf", "llama"])
 @settings(max_examples=80)
 @given(data=st.data(), batch=st.integers(1, 5))
-def test_a_cache_is_a_list_of_rows_for_each_sequence(data: st.DataObject, batch: int) -> None:
+def test_a_cache_is_a_list_of_rows_for_each_sequence(
+    name: str, data: st.DataObject, batch: int
+) -> None:
     """Any order of passes, commits, departures and new starts, against plain lists."""
     layers, heads, width, capacity = 2, 2, 3, 20
-    caches = HFCache(layers=layers, batch=batch, capacity=capacity)
+    shape = {"layers": layers, "batch": batch, "capacity": capacity}
+    caches: Any = HFCache(**shape)
+    if name == "llama":
+        caches = LlamaCache(
+            **shape, heads=heads, dim=width, dtype=torch.float32, device=torch.device("cpu")
+        )
+    used = False
     truth: list[list[float]] = [[] for _ in range(batch)]
     fresh = 1.0
 
@@ -842,14 +865,18 @@ def test_a_cache_is_a_list_of_rows_for_each_sequence(data: st.DataObject, batch:
                 count = data.draw(st.integers(1, room))
                 new.append([fresh + i for i in range(count)])
                 fresh += count
-            caches.begin([[0] * len(rows) for rows in new])
+            caches.begin([len(rows) for rows in new])
+            used = True
             longest = max(map(len, new))
             for layer in range(layers):
-                keys, values = caches.update(
+                made = (
                     states(new, longest, 1000.0 * layer),
                     states(new, longest, 1000.0 * layer + 500),
-                    layer,
                 )
+                if name == "llama":
+                    keys, values = caches.write(layer, *made)
+                else:
+                    keys, values = caches.update(*made, layer)
                 for sequence, (old, rows) in enumerate(zip(truth, new, strict=True)):
                     check(keys, sequence, old + rows, 1000.0 * layer)
                     check(values, sequence, old + rows, 1000.0 * layer + 500)
@@ -861,9 +888,8 @@ def test_a_cache_is_a_list_of_rows_for_each_sequence(data: st.DataObject, batch:
             for old, rows, some in zip(truth, new, kept, strict=True):
                 old.extend(rows[row] for row in some)
         assert caches.lengths == tuple(map(len, truth))
-        for layer in caches.layers:
-            if layer.is_initialized:
-                shift = 1000.0 * caches.layers.index(layer)
-                for sequence, rows in enumerate(truth):
-                    check(layer.keys, sequence, rows, shift)
-                    check(layer.values, sequence, rows, shift + 500)
+        for layer in range(layers if used else 0):
+            keys, values = memory_of(caches, layer)
+            for sequence, rows in enumerate(truth):
+                check(keys, sequence, rows, 1000.0 * layer)
+                check(values, sequence, rows, 1000.0 * layer + 500)

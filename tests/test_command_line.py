@@ -88,6 +88,7 @@ def test_json(capsys: pytest.CaptureFixture[str], checkpoint: str, expected: str
     assert len(record["tokens"]) == record["stats"]["tokens"] == 9
     assert record["finish_reason"] == "length"
     assert record["strategy"] == {"name": "jacobi", "window_size": 8}
+    assert record["adapter"] == "llama"
     assert record["compare"]["equal"] is True
     assert record["compare"]["autoregressive"]["steps"] == 9
 
@@ -294,6 +295,7 @@ def test_bench(capsys: pytest.CaptureFixture[str], checkpoint: str, tmp_path: Pa
     assert "transformers prompt_lookup" in out
     header, *records = map(json.loads, output.read_text(encoding="utf-8").splitlines())
     assert header["header"]["versions"]["torch"]
+    assert header["header"]["adapter"] == "llama"
     assert len(records) == 2 * 2 * 4
     assert all(record["equal"] for record in records)
     assert all(len(record["run"]["tokens"]) == 8 for record in records)

@@ -38,32 +38,42 @@ def sampled_loop(model: Any, prompt: list[int], count: int, params: SamplingPara
     return tokens
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gpt2"])
+@pytest.mark.parametrize(
+    ("kind", "adapter"),
+    [
+        ("llama", "hf"),
+        ("llama", "llama"),
+        ("mistral", "hf"),
+        ("mistral", "llama"),
+        ("qwen2", "hf"),
+        ("qwen2", "llama"),
+        ("gpt2", "hf"),
+    ],
+)
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_greedy_equals_a_plain_loop_and_generate(kind: str, backend: str) -> None:
+def test_greedy_equals_a_plain_loop_and_generate(kind: str, adapter: str, backend: str) -> None:
     model = tiny_model(kind)
     prompt = random_prompt(21)
     expected = greedy_loop(model, prompt, 48)
     generated = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)
     assert generated[0, len(prompt) :].tolist() == expected
     for strategy in STRATEGIES:
-        result = Decoder.from_model(model, strategy=strategy, backend=backend).generate(
-            prompt, max_new_tokens=48
-        )
+        decoder = Decoder.from_model(model, strategy=strategy, adapter=adapter, backend=backend)
+        result = decoder.generate(prompt, max_new_tokens=48)
         assert result.tokens == expected, strategy
 
 
+@pytest.mark.parametrize("adapter", ["hf", "llama"])
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_sampled_equals_a_plain_loop(kind: str, seed: int) -> None:
+def test_sampled_equals_a_plain_loop(kind: str, adapter: str, seed: int) -> None:
     model = tiny_model(kind)
     prompt = random_prompt(9, seed=seed)
     expected = sampled_loop(model, prompt, 40, SamplingParams(**SAMPLED, seed=seed))
     assert expected != greedy_loop(model, prompt, 40)
     for strategy in STRATEGIES:
-        result = Decoder.from_model(model, strategy=strategy).generate(
-            prompt, max_new_tokens=40, seed=seed, **SAMPLED
-        )
+        decoder = Decoder.from_model(model, strategy=strategy, adapter=adapter)
+        result = decoder.generate(prompt, max_new_tokens=40, seed=seed, **SAMPLED)
         assert result.tokens == expected, strategy
 
 
@@ -148,15 +158,17 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
         assert best[0] - best[1] <= 2 * 2**-8 * best.abs().max()
 
 
+@pytest.mark.parametrize("adapter", ["hf", "llama"])
 @pytest.mark.parametrize("kind", ["mistral", "qwen2"])
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW])
-def test_trap_14_a_sliding_window_is_judged_by_position(kind: str, length: int) -> None:
+def test_trap_14_a_sliding_window_is_judged_by_position(
+    kind: str, adapter: str, length: int
+) -> None:
     """Seen in transformers#48280: rows of a tree lie elsewhere in the cache than in the text."""
     model = tiny_model(kind)
     prompt = random_prompt(length, seed=4)
     expected = greedy_loop(model, prompt, 2 * WINDOW)
     for strategy in STRATEGIES:
-        result = Decoder.from_model(model, strategy=strategy).generate(
-            prompt, max_new_tokens=2 * WINDOW
-        )
+        decoder = Decoder.from_model(model, strategy=strategy, adapter=adapter)
+        result = decoder.generate(prompt, max_new_tokens=2 * WINDOW)
         assert result.tokens == expected, strategy

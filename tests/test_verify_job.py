@@ -36,7 +36,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str], checkpoint: str, prompts:
     code, out, err = verify(capsys, checkpoint, f"verify.prompts={prompts}")
     assert code == 0
     assert out.splitlines() == [
-        f"lookahead (sdpa) against autoregressive (sdpa), {checkpoint}, float32, tie up to 0.0001",
+        f"lookahead (llama, sdpa) against autoregressive (sdpa), {checkpoint}, float32, "
+        "tie up to 0.0001",
         "",
         "|         | prompts | tokens | equal | tie | defect |",
         "|---------|--------:|-------:|------:|----:|-------:|",

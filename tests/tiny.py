@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cache
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.zoo import VOCABULARY, WINDOW, ZOO
+from tests.zoo import VARIANTS, VOCABULARY, WINDOW, ZOO
 
-__all__ = ["VOCABULARY", "WINDOW", "greedy_loop", "logits_after", "random_prompt", "tiny_model"]
+__all__ = [
+    "LLAMA_FAMILY",
+    "VOCABULARY",
+    "WINDOW",
+    "greedy_loop",
+    "logits_after",
+    "random_prompt",
+    "tiny_model",
+]
+
+KINDS = {**ZOO, **VARIANTS}
+
+
+LLAMA_FAMILY = [name for name in KINDS if name.partition("-")[0] in ("llama", "mistral", "qwen2")]
+"""Those that ``adapter=llama`` runs."""
 
 
 @cache
@@ -19,13 +34,20 @@ def tiny_model(
 ) -> PreTrainedModel:
     """Return a tiny random model, always the same one; tests must not change it."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed or ZOO[kind].seed)
-        model = AutoModelForCausalLM.from_config(ZOO[kind].config())
+        torch.manual_seed(seed or KINDS[kind].seed)
+        model = AutoModelForCausalLM.from_config(KINDS[kind].config())
         for name, parameter in model.named_parameters():
             # Far larger than in real models: otherwise a random model repeats one token for ever.
-            if parameter.ndim > 1 or "sink" in name:
+            # Biases are zeros otherwise, which would hide that one is left out.
+            variant = kind in VARIANTS and name.endswith("bias")
+            if parameter.ndim > 1 or "sink" in name or variant:
                 torch.nn.init.normal_(parameter, std=0.4)
     return model.to(dtype).eval()
+
+
+def own_model(kind: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return a tiny model that a test may change."""
+    return copy.deepcopy(tiny_model(kind, dtype=dtype))
 
 
 @torch.no_grad()

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DOCS", "REFUSED", "ROPES", "VOCABULARY", "WINDOW", "ZOO", "Kind", "table"]
+__all__ = [
+    "DOCS",
+    "REFUSED",
+    "ROPES",
+    "VARIANTS",
+    "VOCABULARY",
+    "WINDOW",
+    "ZOO",
+    "Kind",
+    "table",
+]
 
 VOCABULARY = 64
 WINDOW = 12
@@ -247,6 +257,20 @@ ZOO: dict[str, Kind] = {
         settings={**_MLA, **_EXPERTS},
         special="MLA: keys and values of different widths; experts",
     ),
+}
+
+VARIANTS: dict[str, Kind] = {
+    # One feature of the LLaMA family each, beside those of the table.
+    "llama-one-kv-head": Kind(title="", type="llama", settings={"num_key_value_heads": 1}),
+    "llama-no-groups": Kind(title="", type="llama", settings={"num_key_value_heads": 4}),
+    "llama-wide-heads": Kind(title="", type="llama", settings={"head_dim": 16}),
+    "llama-biased": Kind(
+        title="", type="llama", settings={"attention_bias": True, "mlp_bias": True}
+    ),
+    "llama-tied": Kind(title="", type="llama", settings={"tie_word_embeddings": True}),
+    "llama-gelu": Kind(title="", type="llama", settings={"hidden_act": "gelu_pytorch_tanh"}),
+    "mistral-full": Kind(title="", type="mistral", settings={"sliding_window": None}),
+    "qwen2-full": Kind(title="", type="qwen2"),
 }
 
 _SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}

@@ -97,6 +97,7 @@ def _header(config: RunConfig, decoder: Decoder) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("decodekit", "torch", "transformers")},
         "dtype": str(getattr(getattr(decoder.adapter, "model", None), "dtype", config.dtype)),
+        "adapter": decoder.adapter_name,  # where the settings say "auto"
         "config": asdict(config),
     }
 

@@ -12,14 +12,16 @@ step in milliseconds at 1, 2, 3, 8, 13 and 32 rows: 55, 89, 109, 76, 89, 118 pla
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from decodekit.errors import ConfigError
+from decodekit.execution.fused import fused_linear
 
-__all__ = ["PackedLinear", "can_pack", "pack_linears"]
+__all__ = ["PackedLinear", "PackedRows", "can_pack", "pack_linears"]
 
 
 class PackedLinear(nn.Module):
@@ -48,6 +50,34 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
+class PackedRows(nn.Module):
+    """One layer of a fused group that was packed as a whole: it runs all of it and keeps its part.
+
+    That costs its callers the time of the whole group. Whoever needs all parts runs ``whole`` once.
+
+    Args:
+        whole: The packed group.
+        start: Its first output there.
+        out_features: The number of its outputs.
+    """
+
+    def __init__(self, whole: PackedLinear, *, start: int, out_features: int) -> None:
+        super().__init__()
+        self.whole = whole
+        self.start = start
+        self.in_features = whole.in_features
+        self.out_features = out_features
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return this layer's outputs for states [..., in_features]."""
+        output: Tensor = self.whole(states)[..., self.start : self.start + self.out_features]
+        return output
+
+    def extra_repr(self) -> str:
+        """Return what ``print(model)`` shows of the layer."""
+        return f"start={self.start}, out_features={self.out_features}"
+
+
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
     """Return whether packed layers of ``dtype`` work here, by trying one."""
@@ -67,7 +97,8 @@ def pack_linears(model: nn.Module) -> int:
 
     A layer stays as it is where it is not on a CPU, where its dtype cannot be packed, or where it
     or its weight is of a class of its own, a quantised one for example. Weights that are tied to
-    another module, as an output head to the embedding, are held twice afterwards.
+    another module, as an output head to the embedding, are held twice afterwards. Layers that were
+    fused (see ``decodekit.execution.fused``) are packed as the one layer that they are parts of.
 
     Args:
         model: In evaluation mode; it cannot be trained or saved afterwards.
@@ -78,15 +109,9 @@ def pack_linears(model: nn.Module) -> int:
     replaced = 0
     packed_before = any(isinstance(module, PackedLinear) for module in model.modules())
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            # Exactly this class: what a subclass does beyond it would be lost.
-            if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
-                continue
-            if child.weight.device.type != "cpu":
-                continue
-            if can_pack(child.weight.dtype):
-                setattr(parent, name, PackedLinear(child))
-                replaced += 1
+        for group in _groups(parent):
+            _pack(parent, group)
+            replaced += len(group)
     if not replaced and not packed_before:
         raise ConfigError(
             "execution=packed found no linear layer that can be packed here; use execution=eager",
@@ -94,3 +119,33 @@ def pack_linears(model: nn.Module) -> int:
             value="packed",
         )
     return replaced
+
+
+def _groups(parent: nn.Module) -> Iterator[list[str]]:
+    """Yield the names of the children that can be packed: together where they are fused."""
+    by_storage: dict[int, list[str]] = {}
+    for name, child in parent.named_children():
+        # Exactly this class: what a subclass does beyond it would be lost.
+        if type(child) is not nn.Linear or child.weight.device.type != "cpu":
+            continue
+        if can_pack(child.weight.dtype):
+            by_storage.setdefault(child.weight.untyped_storage().data_ptr(), []).append(name)
+    for names in by_storage.values():
+        if fused_linear([getattr(parent, name) for name in names]) is not None:
+            yield names
+        else:
+            yield from ([name] for name in names)
+
+
+def _pack(parent: nn.Module, names: list[str]) -> None:
+    """Replace the children ``names``, a fused group or one layer, by packed ones."""
+    linears = [getattr(parent, name) for name in names]
+    if len(linears) == 1:
+        setattr(parent, names[0], PackedLinear(linears[0]))
+        return
+    fused = fused_linear(linears)
+    assert fused is not None
+    whole, start = PackedLinear(fused), 0
+    for name, linear in zip(names, linears, strict=True):
+        setattr(parent, name, PackedRows(whole, start=start, out_features=linear.out_features))
+        start += linear.out_features

@@ -64,7 +64,7 @@ def test_the_built_ins_come_through_the_hooks() -> None:
         "strategy": ("autoregressive", "draft_model", "jacobi", "lookahead", "prompt_lookup"),
         "pool": ("recent",),
         "backend": ("eager", "sdpa"),
-        "adapter": ("hf",),
+        "adapter": ("auto", "hf", "llama"),
         "verifier": ("exact_match", "rejection"),
     }
 

@@ -18,7 +18,8 @@ from decodekit.adapters.hf.support import check_own_kernel, check_support, refus
 from decodekit.errors import DecodekitError, GenerationError, ModelSupportError, shortened
 from decodekit.interfaces import AttentionBackend, KVCache
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
-from decodekit.plan import StepPlan
+from decodekit.model_facts import eos_token_ids_of, max_positions_of
+from decodekit.plan import StepPlan, check_prefixes, padded_rows
 
 __all__ = ["HFAdapter"]
 
@@ -36,6 +37,8 @@ class HFAdapter:
         ModelSupportError: The model cannot be decoded exactly, with the reason.
         BackendError: The backend does not support what the model asks of attention.
     """
+
+    name = "hf"
 
     def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
         check_support(model)
@@ -56,8 +59,7 @@ class HFAdapter:
     @property
     def max_positions(self) -> int | None:
         """Positions that the model was made for, or None if its configuration names no limit."""
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        return int(limit) if limit else None
+        return max_positions_of(self.model)
 
     def horizon(self, length: int) -> int | None:
         """Return the positions that a pass may use; see ``HasHorizon.horizon``.
@@ -71,11 +73,7 @@ class HFAdapter:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The tokens that end a text: all of the generation config, else the model config's."""
-        for config in (getattr(self.model, "generation_config", None), self.model.config):
-            ids = getattr(config, "eos_token_id", None)
-            if ids is not None:
-                return frozenset([ids] if isinstance(ids, int) else ids)
-        return frozenset()
+        return eos_token_ids_of(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -92,21 +90,18 @@ class HFAdapter:
         """Run one step of B sequences in one pass; see ``ModelAdapter.forward``."""
         if not isinstance(cache, HFCache):
             raise GenerationError(f"the 'hf' adapter cannot use a {type(cache).__name__}")
-        if tuple(plan.prefix for plan in plans) != cache.lengths:
-            raise GenerationError(
-                f"plans for prefixes {[plan.prefix for plan in plans]} do not fit a cache that "
-                f"holds {list(cache.lengths)} rows"
-            )
+        check_prefixes(plans, cache.lengths)
         return self._run(plans, cache, self._long_texts(plans, cache))
 
     def _run(self, plans: Sequence[StepPlan], cache: HFCache, long: Sequence[bool]) -> list[Tensor]:
         """Run one step; ``long`` says which sequences are long texts for LongRoPE."""
         rows = max(plan.rows for plan in plans)
-        cache.begin([plan.tokens for plan in plans])
+        cache.begin([plan.rows for plan in plans])
+        if self._long_rope is not None:
+            cache.running = [plan.tokens for plan in plans]
         device = self.device
         masks = [plan.mask() for plan in plans]
-        tokens = [_padded(plan.tokens, rows) for plan in plans]
-        positions = [_padded(plan.positions, rows) for plan in plans]
+        tokens, positions = padded_rows(plans)
         # The head runs on the rows after which a token is needed: the anchor's and the nodes'.
         wanted = sorted({row for plan in plans for row in range(plan.anchor_row, plan.rows)})
         place = {row: index for index, row in enumerate(wanted)}
@@ -171,7 +166,7 @@ class HFAdapter:
         """
         cache = self.new_cache(batch=1, capacity=1)
         plan = StepPlan(prefix=0, pending=(0,))
-        cache.begin([plan.tokens])
+        cache.begin([1])
         step = StepAttention(self.backend, [plan.mask()])
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         inputs = {"input_ids": token, "position_ids": token, self._cache_argument: cache}
@@ -192,8 +187,3 @@ class HFAdapter:
         if 0 < step.layers < layers:
             refuse(self.model, f"only {step.layers} of its {layers} layers attend as others do")
         return step.layers > 0
-
-
-def _padded(values: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return ``values`` with the last repeated up to ``length``: a valid token or position."""
-    return values + values[-1:] * (length - len(values))

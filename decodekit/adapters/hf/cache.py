@@ -1,8 +1,7 @@
-"""A key-value cache for ``transformers`` models: preallocated, rows written and kept in place.
+"""A key-value cache for ``transformers`` models over preallocated memory.
 
-``transformers``' own dynamic cache concatenates every layer at every step and can only be cropped.
-Here a forward pass writes its rows behind the committed ones, attention reads views, and ``commit``
-moves the accepted rows of all layers with one gather.
+``transformers``' own dynamic cache concatenates every layer at every step and can only be cropped;
+see ``decodekit.row_storage`` for what is done here.
 
 Shapes: L layers, B batch, K kv heads, C capacity, D head dim, R rows.
 """
@@ -16,30 +15,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from decodekit.errors import GenerationError
+from decodekit.row_storage import RowStorage
 
 __all__ = ["HFCache"]
 
 
-class _Slab:
-    """The keys or values of all layers of one shape, [L, B, K, C, D], in one allocation."""
-
-    def __init__(self, *, layers: int, batch: int, capacity: int, states: Tensor) -> None:
-        _, heads, _, dim = states.shape
-        # Zeros, not empty: padded rows of a ragged batch are masked, but 0 * NaN would be NaN.
-        self.data = states.new_zeros((layers, batch, heads, capacity, dim))
-
-    def fits(self, states: Tensor) -> bool:
-        """Return whether ``states`` [B, K, R, D] belong to a layer of this slab."""
-        _, _, heads, _, dim = self.data.shape
-        return (
-            (states.shape[1], states.shape[3]) == (heads, dim)
-            and states.dtype == self.data.dtype
-            and states.device == self.data.device
-        )
-
-
-class _Storage:
+class _Storage(RowStorage):
     """What the layers of a cache share. It does not know them, so that memory is let go at once.
 
     Args:
@@ -49,16 +30,9 @@ class _Storage:
     """
 
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
+        super().__init__(batch=batch, capacity=capacity)
         self.layers = layers
-        self.batch = batch
-        self.capacity = capacity
-        self.lengths = [0] * batch
-        self.ends: tuple[int, ...] = ()  # where the rows of the pass under way end
-        self.slabs: dict[str, list[_Slab]] = {"keys": [], "values": []}
-
-    def every_slab(self) -> tuple[_Slab, ...]:
-        """Return the slabs of keys and of values."""
-        return (*self.slabs["keys"], *self.slabs["values"])
+        self._kinds: dict[str, list[Tensor]] = {"keys": [], "values": []}
 
     def allocate(self, kind: str, layer: int, states: Tensor) -> Tensor:
         """Return the storage [B, K, C, D] of ``layer``, shaped and placed like ``states``.
@@ -66,20 +40,19 @@ class _Storage:
         Raises:
             GenerationError: There is not enough memory; the cache is empty as before.
         """
-        slabs = self.slabs[kind]
-        for slab in slabs:
-            if slab.fits(states):
-                return slab.data[layer]
-        try:
-            slabs.append(
-                _Slab(layers=self.layers, batch=self.batch, capacity=self.capacity, states=states)
-            )
-        except (RuntimeError, MemoryError) as error:
-            raise GenerationError(
-                f"no memory for a cache of {self.capacity} rows; "
-                "lower max_new_tokens or shorten the prompt"
-            ) from error
-        return slabs[-1].data[layer]
+        _, heads, _, dim = states.shape
+        for slab in self._kinds[kind]:
+            if (
+                (slab.shape[2], slab.shape[4]) == (heads, dim)
+                and slab.dtype == states.dtype
+                and slab.device == states.device
+            ):
+                return slab[layer]
+        slab = self.add_slab(
+            self.layers, heads=heads, dim=dim, dtype=states.dtype, device=states.device
+        )
+        self._kinds[kind].append(slab)
+        return slab[layer]
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
@@ -107,13 +80,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        # Rows that only pad a sequence to the widest are not written: there may be no room.
-        starts, ends = self._storage.lengths, self._storage.ends
-        for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            self.keys[index, :, start:end] = key_states[index, :, : end - start]
-            self.values[index, :, start:end] = value_states[index, :, : end - start]
-        batch, end = len(ends), max(ends)
-        return self.keys[:batch, :, :end], self.values[:batch, :, :end]
+        keys = self._storage.write(self.keys, key_states)
+        return keys, self._storage.write(self.values, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys that a pass of ``query_length`` rows sees, and their offset."""
@@ -137,7 +105,8 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         capacity: C, rows per sequence, scratch rows included. Memory is taken at the first pass.
 
     Attributes:
-        texts: The committed tokens of each sequence.
+        running: The tokens of the pass under way, where LongRoPE needs them.
+        texts: The committed tokens of each sequence, likewise.
         is_long: Whether its keys are those of a long text, for LongRoPE.
     """
 
@@ -145,11 +114,11 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         storage = _Storage(layers=layers, batch=batch, capacity=capacity)
         super().__init__(layers=[_Layer(storage, index) for index in range(layers)])
         self._storage = storage
-        self._pass: Sequence[Sequence[int]] = ()
         self._forget()
 
     def _forget(self) -> None:
         self.texts: list[list[int]] = [[] for _ in self._storage.lengths]
+        self.running: Sequence[Sequence[int]] = ()
         self.is_long = [False] * len(self.texts)
 
     @property
@@ -162,63 +131,34 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         """Committed rows of each sequence, length B."""
         return tuple(self._storage.lengths)
 
-    def begin(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Make ready for a pass that writes rows of these tokens behind each sequence.
+    def begin(self, rows: Sequence[int]) -> None:
+        """Make ready for a pass that writes so many rows behind each sequence.
 
         Raises:
             GenerationError: They do not fit.
         """
-        rows = list(map(len, tokens))
-        for length, count in zip(self.lengths, rows, strict=True):
-            if length + count > self.capacity:
-                raise GenerationError(
-                    f"{count} rows do not fit behind {length} in a cache of {self.capacity} rows"
-                )
-        self._storage.ends = tuple(map(sum, zip(self.lengths, rows, strict=True)))
-        self._pass = tokens
+        self._storage.begin(rows)
 
-    @torch.inference_mode()
     def commit(self, rows: Sequence[Sequence[int]]) -> None:
         """Keep, for each sequence, these rows of the last pass, in this order; drop the rest."""
-        lengths = self._storage.lengths
-        for index, keep in enumerate(rows):
-            start = lengths[index]
-            # A leading run is in place already; only what follows a gap has to move.
-            still = next((i for i, row in enumerate(keep) if row != i), len(keep))
-            moved = [start + row for row in keep[still:]]
-            if moved:
-                for slab in self._storage.every_slab():
-                    data = slab.data[:, index]
-                    source = torch.tensor(moved, device=data.device)
-                    # index_select copies, so overlapping rows are safe in any order.
-                    data[:, :, start + still : start + len(keep)] = data.index_select(2, source)
-            lengths[index] = start + len(keep)
-            self.texts[index] += [self._pass[index][row] for row in keep]
+        self._storage.commit(rows)
+        for text, tokens, keep in zip(self.texts, self.running, rows, strict=False):
+            text += [tokens[row] for row in keep]
 
     @torch.inference_mode()
     def take(self, index: int, other: HFCache) -> None:
         """Put the only sequence of another cache of this model in the place of one of ours."""
-        for mine, theirs in zip(
-            self._storage.every_slab(), other._storage.every_slab(), strict=True
-        ):
-            length = other.lengths[0]
-            mine.data[:, index, :, :length] = theirs.data[:, 0, :, :length]
+        length = other.lengths[0]
+        for mine, theirs in zip(self._storage.slabs, other._storage.slabs, strict=True):
+            mine[:, index, :, :length] = theirs[:, 0, :, :length]
 
-    @torch.inference_mode()
     def keep(self, sequences: Sequence[int]) -> None:
         """Let go of all sequences but these, ascending; they are numbered anew from 0."""
-        lengths = self._storage.lengths
-        for new, old in enumerate(sequences):
-            length = lengths[old]
-            if new != old:
-                for slab in self._storage.every_slab():
-                    slab.data[:, new, :, :length] = slab.data[:, old, :, :length]
-            lengths[new] = length
-        del lengths[len(sequences) :]
+        self._storage.keep(sequences)
         self.texts = [self.texts[old] for old in sequences]
         self.is_long = [self.is_long[old] for old in sequences]
 
     def reset(self) -> None:
         """Forget every row; all sequences are there again, and the memory stays."""
-        self._storage.lengths = [0] * self._storage.batch
+        self._storage.reset()
         self._forget()

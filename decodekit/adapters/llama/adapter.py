@@ -1,0 +1,117 @@
+"""Token trees on checkpoints of the LLaMA family, through a forward pass of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decodekit.adapters.llama.cache import LlamaCache
+from decodekit.adapters.llama.forward import LeanForward
+from decodekit.adapters.llama.support import check_support
+from decodekit.errors import GenerationError
+from decodekit.interfaces import AttentionBackend, KVCache
+from decodekit.model_facts import eos_token_ids_of, max_positions_of
+from decodekit.plan import StepPlan, check_prefixes, padded_rows
+
+__all__ = ["LlamaAdapter"]
+
+
+class LlamaAdapter:
+    """Runs steps with the weights of a loaded model, which stays usable and keeps its values.
+
+    Its query, key and value weights, and those of gate and up, are laid one behind the other and
+    become views, so that nothing is held twice. Hooks that are put on the model later are skipped.
+
+    Args:
+        model: Of the LLaMA family, in evaluation mode.
+        backend: The attention kernel.
+
+    Raises:
+        ModelSupportError: The model computes something else, or cannot be read; with the reason.
+        BackendError: The backend does not support what is asked of attention.
+    """
+
+    name = "llama"
+
+    def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
+        check_support(model)
+        self.model = model
+        self.backend = backend
+        self._lean: LeanForward | None = None
+        # One token through all layers: what a backend refuses, it refuses now, not in mid-text.
+        self.forward([StepPlan(prefix=0, pending=(0,))], self.new_cache(batch=1, capacity=1))
+        # Whoever packs the model next must not find its weights held here.
+        self._lean = None
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits of a row."""
+        return int(self.model.config.vocab_size)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the model was made for, or None if its configuration names no limit."""
+        return max_positions_of(self.model)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a text: all of the generation config, else the model config's."""
+        return eos_token_ids_of(self.model)
+
+    def new_cache(self, *, batch: int, capacity: int) -> LlamaCache:
+        """Return an empty cache for ``batch`` sequences of at most ``capacity`` rows each."""
+        attention = self.model.model.layers[0].self_attn
+        weight = self.model.get_input_embeddings().weight
+        return LlamaCache(
+            layers=int(self.model.config.num_hidden_layers),
+            heads=attention.k_proj.out_features // attention.head_dim,
+            dim=attention.head_dim,
+            batch=batch,
+            capacity=capacity,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, plans: Sequence[StepPlan], cache: KVCache) -> list[Tensor]:
+        """Run one step of B sequences in one pass; see ``ModelAdapter.forward``."""
+        if not isinstance(cache, LlamaCache):
+            raise GenerationError(f"the 'llama' adapter cannot use a {type(cache).__name__}")
+        check_prefixes(plans, cache.lengths)
+        lean = self._current()
+        rows = max(plan.rows for plan in plans)
+        cache.begin([plan.rows for plan in plans])
+        tokens, positions = torch.tensor(padded_rows(plans), device=cache.device)
+        masks = [plan.mask() for plan in plans]
+        logits = lean.run(
+            tokens,
+            positions,
+            end=1 + max(max(mask.positions) for mask in masks),
+            # Those after which a token is needed: the anchor's and the nodes'.
+            wanted=[
+                index * rows + row
+                for index, plan in enumerate(plans)
+                for row in range(plan.anchor_row, plan.rows)
+            ],
+            cache=cache,
+            backend=self.backend,
+            lowered={
+                window: self.backend.lower(
+                    masks, window=window, dtype=cache.dtype, device=cache.device
+                )
+                for window in lean.windows
+            },
+        )
+        return list(torch.split(logits, [1 + len(plan.tree) for plan in plans]))
+
+    def _current(self) -> LeanForward:
+        """Return the forward pass over the model's weights, made anew if they were exchanged."""
+        lean = self._lean  # another thread may exchange it meanwhile
+        if lean is None or not lean.is_of(self.model):
+            self._lean = lean = None  # let go of the old weights first
+            check_support(self.model)
+            self._lean = lean = LeanForward(self.model)
+        return lean

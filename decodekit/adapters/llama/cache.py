@@ -1,0 +1,95 @@
+"""The key-value cache of the ``llama`` adapter: all layers' keys and values in one allocation.
+
+Shapes: L layers, B batch, b sequences that are left of it, K kv heads, C capacity, D head dim,
+R rows, S the longest sequence with its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decodekit.row_storage import RowStorage
+
+__all__ = ["LlamaCache"]
+
+
+class LlamaCache:
+    """The ``KVCache`` of the ``llama`` adapter; memory is taken at the first pass.
+
+    Args:
+        layers: L.
+        heads: K.
+        dim: D.
+        batch: B.
+        capacity: C, rows per sequence, scratch rows included.
+        dtype: Of keys and values.
+        device: Theirs.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        heads: int,
+        dim: int,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._storage = RowStorage(batch=batch, capacity=capacity)
+        self._layers, self._heads, self._dim = layers, heads, dim
+        self.dtype, self.device = dtype, device
+        self._slab: Tensor | None = None  # [2 L, B, K, C, D]: a layer's keys, then its values
+
+    @property
+    def capacity(self) -> int:
+        """Rows per sequence that there is room for, scratch rows included."""
+        return self._storage.capacity
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Committed rows of each sequence, length b."""
+        return tuple(self._storage.lengths)
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Make ready for a pass that writes so many rows behind each sequence.
+
+        Raises:
+            GenerationError: They do not fit, or there is no memory for the cache.
+        """
+        self._storage.begin(rows)
+        if self._slab is None:
+            self._slab = self._storage.add_slab(
+                2 * self._layers,
+                heads=self._heads,
+                dim=self._dim,
+                dtype=self.dtype,
+                device=self.device,
+            )
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a layer's rows [b, K, R, D]; return views of all rows so far, [b, K, S, D]."""
+        assert self._slab is not None, "begin() comes first"
+        storage, slab = self._storage, self._slab
+        return storage.write(slab[2 * layer], keys), storage.write(slab[2 * layer + 1], values)
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values, [B, K, C, D]: views of all the memory."""
+        assert self._slab is not None, "begin() comes first"
+        return self._slab[2 * layer], self._slab[2 * layer + 1]
+
+    def commit(self, rows: Sequence[Sequence[int]]) -> None:
+        """Keep, for each sequence, these rows of the last pass, in this order; drop the rest."""
+        self._storage.commit(rows)
+
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Let go of all sequences but these, ascending; they are numbered anew from 0."""
+        self._storage.keep(sequences)
+
+    def reset(self) -> None:
+        """Forget every row; all sequences are there again, and the memory stays."""
+        self._storage.reset()

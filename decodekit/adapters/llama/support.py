@@ -1,0 +1,99 @@
+"""Which ``transformers`` models the ``llama`` adapter can run, and why not the others.
+
+The adapter reads a model's weights and runs none of its code but the activation, so anything that
+changes what that code does has to be found here: another class anywhere in the model, a hook, a
+replaced method.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+)
+
+from decodekit.errors import ModelSupportError
+from decodekit.execution.packed import PackedLinear, PackedRows
+
+__all__ = ["check_support", "obstacle"]
+
+_MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
+
+_PLAIN = (nn.Embedding, nn.Linear, nn.ModuleList, PackedLinear, PackedRows)
+
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+# These do nothing unless the model's own forward collects hidden states or attention weights.
+_HARMLESS_HOOKS = "transformers.utils.output_capturing"
+
+
+def check_support(model: PreTrainedModel) -> None:
+    """Check that the ``llama`` adapter computes what ``model`` computes.
+
+    Raises:
+        ModelSupportError: With the model's class and the one thing that stands in the way.
+    """
+    reason = obstacle(model)
+    if reason is not None:
+        raise ModelSupportError(
+            f"{type(model).__name__} cannot be decoded by the 'llama' adapter: {reason} "
+            "(adapter=auto takes another where this one does not fit)",
+            reason=reason,
+        )
+
+
+def obstacle(model: PreTrainedModel) -> str | None:
+    """Return why the ``llama`` adapter cannot run ``model``; None if it can."""
+    # Exactly these classes: one derived from them may compute something else.
+    if type(model) not in _MODELS:
+        names = ", ".join(known.__name__ for known in _MODELS)
+        return f"its class is none of {names}"
+    if model.training:
+        return "it is in training mode, where dropout changes its output; call model.eval()"
+    rope = model.model.rotary_emb.rope_type
+    if rope not in _STATIC_ROPE:
+        return f"its {rope!r} RoPE is none of {', '.join(_STATIC_ROPE)}"
+    for name, module in model.named_modules():
+        reason = _change(name or "model", module, source=type(model).__module__)
+        if reason is not None:
+            return reason
+    if 2 * model.model.rotary_emb.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
+        return "its RoPE turns only a part of each head"
+    return _weights_obstacle(model)
+
+
+def _change(name: str, module: Any, *, source: str) -> str | None:
+    """Return what makes ``module`` compute something else than the file ``source`` says."""
+    kind = type(module)
+    activation = "act_fn" in name.split(".")  # it is called, whatever it is
+    if not (kind.__module__ == source or kind in _PLAIN or activation):
+        return f"its {name} is a {kind.__name__} (quantised, adapted or patched)"
+    if "forward" in vars(module):
+        return f"the forward of its {name} was replaced (offloaded or patched)"
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    if not activation and any(hook.__module__ != _HARMLESS_HOOKS for hook in hooks):
+        return f"its {name} has a hook, which would be skipped"
+    return None
+
+
+def _weights_obstacle(model: PreTrainedModel) -> str | None:
+    weights = list(model.parameters())
+    devices = sorted({str(weight.device) for weight in weights})
+    if len(devices) > 1:
+        return f"its weights are spread over {', '.join(devices)}"
+    if devices == ["meta"]:
+        return "its weights are on the meta device, so there are none"
+    dtypes = sorted({str(weight.dtype) for weight in weights})
+    if len(dtypes) > 1:
+        return f"its weights have several dtypes: {', '.join(dtypes)}"
+    if weights[0].dtype not in _DTYPES:
+        return f"its weights are of {dtypes[0]}"
+    return None

@@ -1,0 +1,118 @@
+"""The memory of a key-value cache: preallocated, rows written and kept in place.
+
+A forward pass writes its rows behind the committed ones, attention reads views, and ``commit``
+moves the accepted rows of all layers with one gather per slab. Nothing grows with the context.
+
+Shapes: N layers' keys or values, B batch, b sequences that are left of it, K kv heads, C capacity,
+D head dim, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decodekit.errors import GenerationError
+
+__all__ = ["RowStorage"]
+
+
+class RowStorage:
+    """Rows of B sequences, in slabs [N, B, K, C, D] that are written and moved alike.
+
+    Args:
+        batch: B.
+        capacity: C, scratch rows included.
+
+    Attributes:
+        slabs: What ``add_slab`` has made.
+        lengths: Committed rows of each sequence that is left, length b.
+    """
+
+    def __init__(self, *, batch: int, capacity: int) -> None:
+        self.batch = batch
+        self.capacity = capacity
+        self.lengths = [0] * batch
+        self.slabs: list[Tensor] = []
+        self._ends: tuple[int, ...] = ()  # where the rows of the pass under way end
+
+    def add_slab(
+        self, count: int, *, heads: int, dim: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Take memory for ``count`` layers' keys or values and return it, [N, B, K, C, D].
+
+        Raises:
+            GenerationError: There is not enough memory; nothing was taken.
+        """
+        shape = (count, self.batch, heads, self.capacity, dim)
+        try:
+            # Zeros, not empty: padded rows of a ragged batch are masked, but 0 * NaN would be NaN.
+            slab = torch.zeros(shape, dtype=dtype, device=device)
+        except (RuntimeError, MemoryError) as error:
+            raise GenerationError(
+                f"no memory for a cache of {self.capacity} rows; "
+                "lower max_new_tokens or shorten the prompt"
+            ) from error
+        self.slabs.append(slab)
+        return slab
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Make ready for a pass that writes so many rows behind each sequence.
+
+        Raises:
+            GenerationError: They do not fit.
+        """
+        for length, count in zip(self.lengths, rows, strict=True):
+            if length + count > self.capacity:
+                raise GenerationError(
+                    f"{count} rows do not fit behind {length} in a cache of {self.capacity} rows"
+                )
+        self._ends = tuple(map(sum, zip(self.lengths, rows, strict=True)))
+
+    def write(self, place: Tensor, states: Tensor) -> Tensor:
+        """Write the rows of a pass behind the committed ones.
+
+        Args:
+            place: [B, K, C, D], one entry of a slab.
+            states: [b, K, R, D].
+
+        Returns:
+            All rows so far, [b, K, S, D] with S of the longest sequence: a view.
+        """
+        # Rows that only pad a sequence to the widest are not written: there may be no room.
+        for index, (start, end) in enumerate(zip(self.lengths, self._ends, strict=True)):
+            place[index, :, start:end] = states[index, :, : end - start]
+        return place[: len(self._ends), :, : max(self._ends)]
+
+    @torch.inference_mode()
+    def commit(self, rows: Sequence[Sequence[int]]) -> None:
+        """Keep, for each sequence, these rows of the last pass, in this order; drop the rest."""
+        for index, keep in enumerate(rows):
+            start = self.lengths[index]
+            # A leading run is in place already; only what follows a gap has to move.
+            still = next((i for i, row in enumerate(keep) if row != i), len(keep))
+            moved = [start + row for row in keep[still:]]
+            if moved:
+                for slab in self.slabs:
+                    data = slab[:, index]
+                    source = torch.tensor(moved, device=data.device)
+                    # index_select copies, so overlapping rows are safe in any order.
+                    data[:, :, start + still : start + len(keep)] = data.index_select(2, source)
+            self.lengths[index] = start + len(keep)
+
+    @torch.inference_mode()
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Let go of all sequences but these, ascending; they are numbered anew from 0."""
+        for new, old in enumerate(sequences):
+            length = self.lengths[old]
+            if new != old:
+                for slab in self.slabs:
+                    slab[:, new, :, :length] = slab[:, old, :, :length]
+            self.lengths[new] = length
+        del self.lengths[len(sequences) :]
+
+    def reset(self) -> None:
+        """Forget every row; all sequences are there again, and the memory stays."""
+        self.lengths = [0] * self.batch
