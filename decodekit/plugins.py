@@ -1,21 +1,48 @@
-"""Finding plugins and filling the registry from their hooks."""
+"""Finding plugins and filling the registry from their hooks.
+
+A plugin that is broken stops everything that looks a component up, even where another one is
+asked for: if it were skipped, a name would be unknown or a step unobserved for no visible reason.
+``DECODEKIT_DISABLE_PLUGINS=name,name`` switches plugins off, and ``decodekit plugins`` lists all of
+them whatever their state.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
 
 import pluggy
 
-from decodekit import builtins, hookspecs
+from decodekit import __version__, builtins, hookspecs
 from decodekit.errors import PluginError
-from decodekit.registry import Component, Kind, Registry
+from decodekit.hookspecs import API_VERSION
+from decodekit.observers import Observer, Observers, StepEvent
+from decodekit.registry import GROUPS, Component, Kind, Registry
+from decodekit.settings_files import SettingsFile, read_settings_files
 
-__all__ = ["ENTRY_POINT_GROUP", "build_registry", "registry"]
+__all__ = [
+    "DISABLE_VARIABLE",
+    "ENTRY_POINT_GROUP",
+    "Installed",
+    "Plugin",
+    "build_registry",
+    "installed",
+    "new_observers",
+    "registry",
+    "settings_files",
+]
 
 ENTRY_POINT_GROUP = "decodekit"
+DISABLE_VARIABLE = "DECODEKIT_DISABLE_PLUGINS"
+"""An environment variable with the names of plugins, joined by commas, that are not loaded."""
 
+_OWN = "decodekit"  # the name of the plugin with the built-in components
+_OBSERVE = "decodekit_step_finished"
+_CONFIGS = "decodekit_config_package"
 _HOOKS: dict[Kind, str] = {
     "strategy": "decodekit_register_strategies",
     "pool": "decodekit_register_pools",
@@ -25,35 +52,253 @@ _HOOKS: dict[Kind, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """A plugin that is installed, in whatever state.
+
+    Attributes:
+        name: The name of its entry point; ``decodekit`` for what is built in.
+        distribution: The package that brings it, as pip knows it.
+        version: That package's version.
+        state: ``on``; ``off`` if it is switched off; ``broken``.
+        error: What is wrong with it, if it is broken.
+        components: Kind and name of what it registers.
+        settings: Group and name of its settings files.
+        observes: Whether it is told of finished steps.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    state: Literal["on", "off", "broken"] = "on"
+    error: PluginError | None = None
+    components: tuple[tuple[Kind, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    observes: bool = False
+
+
+@dataclass(slots=True)
+class Installed:
+    """All that the plugins of this process bring.
+
+    Attributes:
+        registry: The components of those that work.
+        settings: Their settings files, by group and name.
+        observers: Their observers.
+        plugins: All plugins, the built-in one first, then by name.
+    """
+
+    registry: Registry = field(default_factory=Registry)
+    settings: dict[tuple[str, str], SettingsFile] = field(default_factory=dict)
+    observers: list[Observer] = field(default_factory=list)
+    plugins: list[Plugin] = field(default_factory=list)
+
+    def require_sound(self) -> Installed:
+        """Return this one if no plugin is broken.
+
+        Raises:
+            PluginError: One is; the first of them, and how to go on without it.
+        """
+        for plugin in self.plugins:
+            if plugin.error is not None:
+                raise PluginError(
+                    f"{plugin.error} (decodekit plugins lists all; "
+                    f"{DISABLE_VARIABLE}={plugin.name} switches this one off)",
+                    plugins=plugin.error.plugins,
+                ) from plugin.error
+        return self
+
+
+@lru_cache(maxsize=1)
+def installed() -> Installed:
+    """Return what is installed, once per process; broken plugins are in the list only."""
+    off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    found = Installed()
+    manager = _new_manager()
+    _take(found, manager, Plugin(name=_OWN, distribution=_OWN, version=__version__), builtins)
+    seen: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda one: one.name):
+        distribution, version = _origin(entry)
+        plugin = Plugin(name=entry.name, distribution=distribution, version=version)
+        if entry.name in off:
+            found.plugins.append(_with(plugin, state="off"))
+            continue
+        if entry.name == _OWN or entry.name in seen:
+            other = _OWN if entry.name == _OWN else _origin(seen[entry.name])[0]
+            error = PluginError(
+                f"the distributions {other!r} and {distribution!r} both bring a plugin "
+                f"{entry.name!r}; uninstall one of them",
+                plugins=(entry.name,),
+            )
+            found.plugins.append(_with(plugin, state="broken", error=error))
+            continue
+        seen[entry.name] = entry
+        _take(found, manager, plugin, entry)
+    return found
+
+
+def registry() -> Registry:
+    """Return the registry of this process: built-ins, then the installed plugins.
+
+    Raises:
+        PluginError: A plugin cannot be imported, was written for another version of the plugin
+            interface, or its hooks fail or clash.
+    """
+    return installed().require_sound().registry
+
+
+def settings_files() -> dict[tuple[str, str], SettingsFile]:
+    """Return the settings files that plugins bring, by group and name.
+
+    Raises:
+        PluginError: As for ``registry``.
+    """
+    return installed().require_sound().settings
+
+
+def new_observers() -> Observers:
+    """Return the step observers for one request.
+
+    Raises:
+        PluginError: As for ``registry``.
+    """
+    return Observers(installed().require_sound().observers)
+
+
 def build_registry(manager: pluggy.PluginManager) -> Registry:
     """Return a registry with what every plugin of ``manager`` brings.
 
     Raises:
         PluginError: A hook fails, or two plugins register one name.
     """
-    registry = Registry()
-    for kind, hook in _HOOKS.items():
-        for implementation in getattr(manager.hook, hook).get_hookimpls():
-            name = implementation.plugin_name
-            try:
-                components = list(implementation.function())
-            except Exception as error:
+    filled = Registry()
+    for name, _ in manager.list_name_plugin():
+        for kind, components in _components(manager, name):
+            filled.add(kind, components, plugin=name)
+    return filled
+
+
+def _new_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("decodekit")
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def _origin(entry: EntryPoint) -> tuple[str, str]:
+    """Return the name and version of the distribution that an entry point belongs to."""
+    distribution = getattr(entry, "dist", None)
+    if distribution is None:
+        return "unknown", "unknown"
+    return distribution.name, distribution.version
+
+
+def _with(plugin: Plugin, **changes: Any) -> Plugin:
+    values = {one.name: getattr(plugin, one.name) for one in fields(Plugin)}
+    return Plugin(**{**values, **changes})
+
+
+def _take(found: Installed, manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> None:
+    """Add to ``found`` what a plugin brings: all of it, or its error.
+
+    Args:
+        found: Is changed.
+        manager: Gets to know the plugin if it can be loaded.
+        plugin: What is known of it.
+        source: The plugin itself, or the entry point that loads it.
+    """
+    try:
+        _register(manager, plugin, source)
+        components = list(_components(manager, plugin.name))
+        files = _settings(manager, plugin.name)
+        observer = _observer(manager, plugin.name)
+        for file in files:
+            known = found.settings.get((file.group, file.name))
+            if known is not None:
                 raise PluginError(
-                    f"plugin {name!r} failed in {hook}: {error}", plugins=(name,)
-                ) from error
+                    f"plugins {known.plugin!r} and {plugin.name!r} both bring the settings file "
+                    f"{file.group}/{file.name}.yaml; uninstall one of them",
+                    plugins=(known.plugin, plugin.name),
+                )
+        for kind, group in components:
+            found.registry.add(kind, group, plugin=plugin.name)
+    except PluginError as error:
+        found.plugins.append(_with(plugin, state="broken", error=error))
+        return
+    found.settings.update({(file.group, file.name): file for file in files})
+    found.observers.extend(observer)
+    found.plugins.append(
+        _with(
+            plugin,
+            components=tuple((kind, one.name) for kind, group in components for one in group),
+            settings=tuple((file.group, file.name) for file in files),
+            observes=bool(observer),
+        )
+    )
+
+
+def _register(manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> None:
+    """Load a plugin and check its hooks and its version."""
+    name = plugin.name
+    try:
+        loaded = source if source is builtins else source.load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"plugin {name!r} cannot be loaded: {_said(error)}; uninstall or repair it",
+            plugins=(name,),
+        ) from error
+    version = getattr(loaded, "decodekit_api_version", API_VERSION)
+    if version != API_VERSION:
+        if not isinstance(version, int):
+            fix = "it must be a whole number"
+        elif version > API_VERSION:
+            fix = f"upgrade decodekit, which has version {API_VERSION}"
+        else:
+            fix = f"upgrade {plugin.distribution} to one for version {API_VERSION}"
+        raise PluginError(
+            f"plugin {name!r} ({plugin.distribution} {plugin.version}) was written for version "
+            f"{version!r} of the plugin interface: {fix}",
+            plugins=(name,),
+        )
+    try:
+        manager.register(loaded, name=name)
+        manager.check_pending()
+    except (pluggy.PluginValidationError, ValueError) as error:
+        if manager.has_plugin(name):
+            manager.unregister(name=name)
+        raise PluginError(f"plugin {name!r}: {_said(error)}", plugins=(name,)) from error
+
+
+def _components(manager: pluggy.PluginManager, name: str) -> Iterator[tuple[Kind, list[Component]]]:
+    """Yield the components of a plugin, kind by kind."""
+    for kind, hook in _HOOKS.items():
+        for answer in _answers(manager, name, hook):
+            try:
+                components = list(answer)
+            except Exception as error:
+                raise _failed(name, hook, error) from error
             if not all(isinstance(component, Component) for component in components):
                 raise PluginError(
                     f"plugin {name!r} failed in {hook}: it must return Components", plugins=(name,)
                 )
-            registry.add(kind, components, plugin=name)
             for component in components:
-                if _config_name(component) != component.name:
-                    raise PluginError(
-                        f"plugin {name!r}: the config of the {kind} {component.name!r} must be a "
-                        f"dataclass with a field name whose default is {component.name!r}",
-                        plugins=(name,),
-                    )
-    return registry
+                _check(component, kind, name)
+            yield kind, components
+
+
+def _check(component: Component, kind: Kind, plugin: str) -> None:
+    start = f"plugin {plugin!r}: the {kind} {component.name!r}"
+    if _config_name(component) != component.name:
+        raise PluginError(
+            f"plugin {plugin!r}: the config of the {kind} {component.name!r} must be a "
+            f"dataclass with a field name whose default is {component.name!r}",
+            plugins=(plugin,),
+        )
+    if not callable(component.build):
+        raise PluginError(f"{start} has a build that cannot be called", plugins=(plugin,))
+    if component.load is not None and (kind != "adapter" or not callable(component.load)):
+        raise PluginError(
+            f"{start} has a load; only adapters have one, a function", plugins=(plugin,)
+        )
 
 
 def _config_name(component: Component) -> object:
@@ -63,26 +308,59 @@ def _config_name(component: Component) -> object:
     return next((one.default for one in fields(component.config) if one.name == "name"), None)
 
 
-@lru_cache(maxsize=1)
-def registry() -> Registry:
-    """Return the registry of this process: built-ins, then the installed plugins.
-
-    Raises:
-        PluginError: A plugin cannot be imported, or its hooks fail or clash.
-    """
-    manager = pluggy.PluginManager("decodekit")
-    manager.add_hookspecs(hookspecs)
-    manager.register(builtins, name="decodekit")
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            manager.register(entry.load(), name=entry.name)
-        except Exception as error:
+def _settings(manager: pluggy.PluginManager, name: str) -> list[SettingsFile]:
+    """Return the settings files of a plugin."""
+    found: list[SettingsFile] = []
+    for package in _answers(manager, name, _CONFIGS):
+        if not isinstance(package, str):
             raise PluginError(
-                f"plugin {entry.name!r} cannot be loaded: {error}; uninstall or repair it",
-                plugins=(entry.name,),
-            ) from error
-    try:
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise PluginError(f"a plugin has an unknown hook: {error}") from error
-    return build_registry(manager)
+                f"plugin {name!r} failed in {_CONFIGS}: it must return the name of a package",
+                plugins=(name,),
+            )
+        found += read_settings_files(package, groups=GROUPS, plugin=name)
+    return found
+
+
+def _observer(manager: pluggy.PluginManager, name: str) -> list[Observer]:
+    """Return what a plugin wants to be called with each event: one function, or none."""
+    return [
+        # A hook may leave out arguments that it does not need.
+        Observer(name, one.function if one.argnames else _without_event(one.function))
+        for one in _implementations(manager, name, _OBSERVE)
+    ]
+
+
+def _without_event(function: Callable[[], object]) -> Callable[[StepEvent], object]:
+    return lambda _: function()
+
+
+def _answers(manager: pluggy.PluginManager, name: str, hook: str) -> Iterator[Any]:
+    for implementation in _implementations(manager, name, hook):
+        try:
+            answer = implementation.function()
+        except Exception as error:
+            raise _failed(name, hook, error) from error
+        yield answer
+
+
+def _implementations(
+    manager: pluggy.PluginManager, name: str, hook: str
+) -> Iterator[pluggy.HookImpl]:
+    for implementation in getattr(manager.hook, hook).get_hookimpls():
+        if implementation.plugin_name != name:
+            continue
+        if implementation.wrapper or implementation.hookwrapper:
+            raise PluginError(
+                f"plugin {name!r} failed in {hook}: wrappers of hooks are not supported",
+                plugins=(name,),
+            )
+        yield implementation
+
+
+def _failed(name: str, hook: str, error: Exception) -> PluginError:
+    return PluginError(f"plugin {name!r} failed in {hook}: {_said(error)}", plugins=(name,))
+
+
+def _said(error: BaseException) -> str:
+    """Return what an error says in one line; its type if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
