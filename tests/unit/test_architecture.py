@@ -36,7 +36,7 @@ LAYERS = [
     ["compose"],
     ["factory"],
     ["decoder"],
-    ["margin"],
+    ["margin", "testing.*"],
     ["certificate"],
     ["generate"],
     ["bench.*", "certify"],
@@ -79,9 +79,11 @@ OTHER_PACKAGES = {
         "certificate",
         "margin",
         "factory",
+        "testing",
     ),
     "pluggy": ("hookspecs", "plugins"),
     "triton": (),
+    "pytest": (),
 }
 
 PUBLIC = [
@@ -202,6 +204,14 @@ def test_importing_decodekit_is_light() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_testing_kit_needs_no_pytest() -> None:
+    code = "import sys, decodekit.testing; print('pytest' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"
 
 
 def test_the_types_of_a_step_need_no_torch() -> None:
