@@ -1,4 +1,4 @@
-"""Make ``weights.safetensors``: train the model on text files, about a minute on one core.
+"""Make ``weights.safetensors``: train the model on text files, a few minutes on one core.
 
 python train.py README.md docs/*.md
 """

@@ -14,7 +14,7 @@ from typing import Any
 import pluggy
 import pytest
 
-from decodekit import builtins, factory, hookspecs, plugins
+from decodekit import Decoder, builtins, factory, hookspecs, plugins
 from decodekit.cli import main
 from decodekit.compose import compose_config, compose_mapping, group_options
 from decodekit.errors import ConfigError, PluginError
@@ -32,6 +32,7 @@ from decodekit.plugins import (
 from decodekit.pool import RecentNGramPool
 from decodekit.registry import KINDS, Component, Registry
 from decodekit.strategies.jacobi import JacobiConfig
+from decodekit.testing import ToyAdapter
 
 
 @dataclass(kw_only=True)
@@ -569,3 +570,20 @@ def test_the_list_has_what_works_what_is_off_and_what_is_broken(
     assert "BROKEN" not in capsys.readouterr().out
     assert main(["plugins", "fromat=json"]) == 2
     assert "takes format=text or format=json, not fromat=json" in capsys.readouterr().err
+
+
+def test_an_installed_observer_is_told_of_a_text(install: Any) -> None:
+    events: list[Any] = []
+
+    @hookimpl
+    def decodekit_step_finished(event: Any) -> None:
+        events.append(event)
+
+    install(Entry("mine", SimpleNamespace(decodekit_step_finished=decodekit_step_finished)))
+    decoder = Decoder(ToyAdapter(), strategy=factory.build_strategy("jacobi"))
+    tokens = decoder.generate([1, 2, 3], max_new_tokens=9).tokens
+    assert [token for event in events for token in event.tokens] == tokens
+    install()
+    events.clear()
+    assert decoder.generate([1, 2, 3], max_new_tokens=9).tokens == tokens
+    assert events == []

@@ -73,9 +73,8 @@ class MergedBackend:
         for index, (prefix, tail) in enumerate(zip(lowered.prefixes, lowered.tails, strict=True)):
             used = len(tail)  # the rows after these only pad the sequence
             wide = tail.dtype
-            q = (
-                query[index, :, :used].to(wide).unflatten(0, (key.shape[1], -1)) * scale
-            )  # [K,G,R,D]
+            groups = heads // key.shape[1]
+            q = query[index, :, :used].to(wide).reshape(-1, groups, used, dim) * scale  # KGRD
             k = key[index, :, None, : prefix + used].to(wide)
             v = value[index, :, None, : prefix + used].to(wide)
             joined, total = _part(q, k[:, :, prefix:], v[:, :, prefix:], tail)

@@ -41,7 +41,8 @@ class _Block(nn.Module):
             [self.heads, self.kv_heads, self.kv_heads], dim=1
         )
         states = states + self.out(attend(layer, query, key, value).flatten(2))
-        return states + self.down(gelu(self.up(self.before_mlp(states))))
+        out: Tensor = states + self.down(gelu(self.up(self.before_mlp(states))))
+        return out
 
 
 class ByteModel(nn.Module):
