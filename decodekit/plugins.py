@@ -9,8 +9,7 @@ them whatever their state.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -19,10 +18,11 @@ import pluggy
 
 from decodekit import __version__, builtins, hookspecs
 from decodekit.errors import PluginError
+from decodekit.hook_answers import components_of, observers_of, one_line_of, settings_of
 from decodekit.hookspecs import API_VERSION
-from decodekit.observers import Observer, Observers, StepEvent
-from decodekit.registry import GROUPS, Component, Kind, Registry
-from decodekit.settings_files import SettingsFile, read_settings_files
+from decodekit.observers import Observer, Observers
+from decodekit.registry import Kind, Registry
+from decodekit.settings_files import SettingsFile
 
 __all__ = [
     "DISABLE_VARIABLE",
@@ -41,15 +41,6 @@ DISABLE_VARIABLE = "DECODEKIT_DISABLE_PLUGINS"
 """An environment variable with the names of plugins, joined by commas, that are not loaded."""
 
 _OWN = "decodekit"  # the name of the plugin with the built-in components
-_OBSERVE = "decodekit_step_finished"
-_CONFIGS = "decodekit_config_package"
-_HOOKS: dict[Kind, str] = {
-    "strategy": "decodekit_register_strategies",
-    "pool": "decodekit_register_pools",
-    "backend": "decodekit_register_backends",
-    "adapter": "decodekit_register_adapters",
-    "verifier": "decodekit_register_verifiers",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +164,7 @@ def build_registry(manager: pluggy.PluginManager) -> Registry:
     """
     filled = Registry()
     for name, _ in manager.list_name_plugin():
-        for kind, components in _components(manager, name):
+        for kind, components in components_of(manager, name):
             filled.add(kind, components, plugin=name)
     return filled
 
@@ -208,9 +199,9 @@ def _take(found: Installed, manager: pluggy.PluginManager, plugin: Plugin, sourc
     """
     try:
         _register(manager, plugin, source)
-        components = list(_components(manager, plugin.name))
-        files = _settings(manager, plugin.name)
-        observer = _observer(manager, plugin.name)
+        components = list(components_of(manager, plugin.name))
+        files = settings_of(manager, plugin.name)
+        observer = observers_of(manager, plugin.name)
         for file in files:
             known = found.settings.get((file.group, file.name))
             if known is not None:
@@ -243,7 +234,7 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> Non
         loaded = source if source is builtins else source.load()
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"plugin {name!r} cannot be loaded: {_said(error)}; uninstall or repair it",
+            f"plugin {name!r} cannot be loaded: {one_line_of(error)}; uninstall or repair it",
             plugins=(name,),
         ) from error
     version = getattr(loaded, "decodekit_api_version", API_VERSION)
@@ -265,102 +256,4 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> Non
     except (pluggy.PluginValidationError, ValueError) as error:
         if manager.has_plugin(name):
             manager.unregister(name=name)
-        raise PluginError(f"plugin {name!r}: {_said(error)}", plugins=(name,)) from error
-
-
-def _components(manager: pluggy.PluginManager, name: str) -> Iterator[tuple[Kind, list[Component]]]:
-    """Yield the components of a plugin, kind by kind."""
-    for kind, hook in _HOOKS.items():
-        for answer in _answers(manager, name, hook):
-            try:
-                components = list(answer)
-            except Exception as error:
-                raise _failed(name, hook, error) from error
-            if not all(isinstance(component, Component) for component in components):
-                raise PluginError(
-                    f"plugin {name!r} failed in {hook}: it must return Components", plugins=(name,)
-                )
-            for component in components:
-                _check(component, kind, name)
-            yield kind, components
-
-
-def _check(component: Component, kind: Kind, plugin: str) -> None:
-    start = f"plugin {plugin!r}: the {kind} {component.name!r}"
-    if _config_name(component) != component.name:
-        raise PluginError(
-            f"plugin {plugin!r}: the config of the {kind} {component.name!r} must be a "
-            f"dataclass with a field name whose default is {component.name!r}",
-            plugins=(plugin,),
-        )
-    if not callable(component.build):
-        raise PluginError(f"{start} has a build that cannot be called", plugins=(plugin,))
-    if component.load is not None and (kind != "adapter" or not callable(component.load)):
-        raise PluginError(
-            f"{start} has a load; only adapters have one, a function", plugins=(plugin,)
-        )
-
-
-def _config_name(component: Component) -> object:
-    """Return the default of the field ``name`` of a component's config; None if there is none."""
-    if not (isinstance(component.config, type) and is_dataclass(component.config)):
-        return None
-    return next((one.default for one in fields(component.config) if one.name == "name"), None)
-
-
-def _settings(manager: pluggy.PluginManager, name: str) -> list[SettingsFile]:
-    """Return the settings files of a plugin."""
-    found: list[SettingsFile] = []
-    for package in _answers(manager, name, _CONFIGS):
-        if not isinstance(package, str):
-            raise PluginError(
-                f"plugin {name!r} failed in {_CONFIGS}: it must return the name of a package",
-                plugins=(name,),
-            )
-        found += read_settings_files(package, groups=GROUPS, plugin=name)
-    return found
-
-
-def _observer(manager: pluggy.PluginManager, name: str) -> list[Observer]:
-    """Return what a plugin wants to be called with each event: one function, or none."""
-    return [
-        # A hook may leave out arguments that it does not need.
-        Observer(name, one.function if one.argnames else _without_event(one.function))
-        for one in _implementations(manager, name, _OBSERVE)
-    ]
-
-
-def _without_event(function: Callable[[], object]) -> Callable[[StepEvent], object]:
-    return lambda _: function()
-
-
-def _answers(manager: pluggy.PluginManager, name: str, hook: str) -> Iterator[Any]:
-    for implementation in _implementations(manager, name, hook):
-        try:
-            answer = implementation.function()
-        except Exception as error:
-            raise _failed(name, hook, error) from error
-        yield answer
-
-
-def _implementations(
-    manager: pluggy.PluginManager, name: str, hook: str
-) -> Iterator[pluggy.HookImpl]:
-    for implementation in getattr(manager.hook, hook).get_hookimpls():
-        if implementation.plugin_name != name:
-            continue
-        if implementation.wrapper or implementation.hookwrapper:
-            raise PluginError(
-                f"plugin {name!r} failed in {hook}: wrappers of hooks are not supported",
-                plugins=(name,),
-            )
-        yield implementation
-
-
-def _failed(name: str, hook: str, error: Exception) -> PluginError:
-    return PluginError(f"plugin {name!r} failed in {hook}: {_said(error)}", plugins=(name,))
-
-
-def _said(error: BaseException) -> str:
-    """Return what an error says in one line; its type if it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
+        raise PluginError(f"plugin {name!r}: {one_line_of(error)}", plugins=(name,)) from error

@@ -30,7 +30,7 @@ LAYERS = [
     ["loop"],
     ["hookspecs", "prompts", "result", "models.*", "execution.*", "settings_files"],
     ["answer", "prompt_files"],
-    ["builtins", "config", "stream", "request"],
+    ["builtins", "config", "stream", "request", "hook_answers"],
     ["plugins"],
     ["schemas", "listing"],
     ["compose"],
@@ -81,7 +81,7 @@ OTHER_PACKAGES = {
         "factory",
         "testing",
     ),
-    "pluggy": ("hookspecs", "plugins"),
+    "pluggy": ("hookspecs", "hook_answers", "plugins"),
     "triton": (),
     "pytest": (),
 }
