@@ -317,8 +317,10 @@ def _to_dataclass(config: Any) -> RunConfig:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error."""
+    """Return the first line of an error, and the second if the first only announces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return " ".join(lines[:2])
     return lines[0] if lines else type(error).__name__
 
 

@@ -20,6 +20,7 @@ from decodekit.errors import PluginError
 from decodekit.params import SamplingParams
 from decodekit.plugins import registry, settings_files
 from decodekit.registry import GROUPS
+from decodekit.settings_files import SettingsFile
 
 __all__ = ["hydra_session"]
 
@@ -68,7 +69,19 @@ def _store_schemas(store: ConfigStore) -> None:
                 "which decodekit has itself; it needs another name",
                 plugins=("decodekit", file.plugin),
             )
-        store.store(file.name, file.content, group=file.group, provider=file.plugin)
+        store.store(file.name, _complete(file), group=file.group, provider=file.plugin)
+
+
+def _complete(file: SettingsFile) -> dict[str, Any]:
+    """Return a plugin's settings file on top of the schema that it is for, unless it says which."""
+    content = dict(file.content)
+    schema = file.group
+    if GROUPS[file.group] is not None:
+        schema = f"{file.group}/{content.get('name', file.name)}"
+    elif file.group == "model":
+        content.setdefault("name", file.name)
+    content.setdefault("defaults", [f"/schema/{schema}@_here_", "_self_"])
+    return content
 
 
 def _schema() -> type:

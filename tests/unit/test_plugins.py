@@ -17,6 +17,7 @@ import pytest
 from decodekit import Decoder, builtins, factory, hookspecs, plugins
 from decodekit.cli import main
 from decodekit.compose import compose_config, compose_mapping, group_options
+from decodekit.config import ModelConfig
 from decodekit.errors import ConfigError, PluginError
 from decodekit.hookspecs import API_VERSION, hookimpl
 from decodekit.interfaces import AttentionBackend, NGramPool, Strategy, Verifier
@@ -495,6 +496,21 @@ def test_a_file_of_a_component_is_its_settings(install: Any, conf: Path) -> None
     assert compose_config(["adapter=own-loud"]).adapter == OwnConfig(greeting="SERVUS")
     with pytest.raises(ConfigError, match="unknown key 'greting' in 'adapter'"):
         compose_config(["adapter=own", "adapter.greting=x"])
+
+
+def test_a_file_needs_no_words_about_its_schema(install: Any, conf: Path) -> None:
+    (conf / "model" / "short.yaml").write_text("adapter: own\npath: /somewhere\n")
+    (conf / "model" / "wrong.yaml").write_text("adaptor: own\n")
+    (conf / "adapter").mkdir()
+    (conf / "adapter" / "own-loud.yaml").write_text("name: own\ngreeting: HELLO\n")
+    install(Entry("mine", Brought()))
+    assert compose_config(["model=short"]).model == ModelConfig(
+        name="short", path="/somewhere", adapter="own"
+    )
+    assert compose_config(["model=short"]).adapter == OwnConfig()
+    assert compose_config(["adapter=own-loud"]).adapter == OwnConfig(greeting="HELLO")
+    with pytest.raises(ConfigError, match=r"In 'model/wrong'.*Key 'adaptor' not in 'ModelConfig'"):
+        compose_config(["model=wrong"])
 
 
 @pytest.mark.parametrize(
