@@ -17,7 +17,7 @@ from typing import Any, Literal
 import pluggy
 
 from decodekit import __version__, builtins, hookspecs
-from decodekit.errors import PluginError
+from decodekit.errors import PluginError, nearest
 from decodekit.hook_answers import components_of, observers_of, one_line_of, settings_of
 from decodekit.hookspecs import API_VERSION
 from decodekit.observers import Observer, Observers
@@ -252,7 +252,11 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> Non
         )
     try:
         manager.register(loaded, name=name)
-        manager.check_pending()
+        for caller in manager.get_hookcallers(loaded) or ():
+            optional = all(one.optionalhook for one in caller.get_hookimpls())
+            if not caller.has_spec() and not optional:
+                hooks = [one for one in dir(hookspecs) if one.startswith("decodekit_")]
+                raise ValueError(f"unknown hook {caller.name!r}: {nearest(caller.name, hooks)}")
     except (pluggy.PluginValidationError, ValueError) as error:
         if manager.has_plugin(name):
             manager.unregister(name=name)

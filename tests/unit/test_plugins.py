@@ -233,7 +233,11 @@ def test_an_installed_plugin_is_found(install: Any) -> None:
         (ImportError("no module named x"), "cannot be loaded: no module named x"),
         (SystemExit(3), "cannot be loaded: 3"),
         (AssertionError(), "cannot be loaded: AssertionError"),
-        (plugin("decodekit_register_strategy", [ECHO]), "unknown hook 'decodekit_register_str"),
+        (
+            plugin("decodekit_register_strategy", [ECHO]),
+            "unknown hook 'decodekit_register_strategy': did you mean "
+            "'decodekit_register_strategies'?",
+        ),
         (plugin("decodekit_register_pools", [5]), "it must return Components"),
         (plugin("decodekit_config_package", 5), "it must return the name of a package"),
         (plugin("decodekit_config_package", "decodekit_nowhere"), "cannot be read: No module"),
