@@ -1,5 +1,6 @@
 # make demo   install, fetch the small model, watch lookahead decoding against token by token
 # make test   install what tests need; lint, types, all tests (a few minutes)
+# make plugin install decodekit and the example plugin into a fresh environment, and run it
 # make fast   lint, types and the tests that need no real model (a few minutes)
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test fast quantised lint format clean
+.PHONY: demo test fast quantised plugin lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/decodekit strategy=lookahead model=smollm2-135m max_new_tokens=128 compare=true \
@@ -27,6 +28,10 @@ quantised: $(VENV)/.installed-dev
 	$(VENV)-quantised/bin/python -m pip install --disable-pip-version-check -q --no-deps \
 	  -c constraints.txt torchao bitsandbytes
 	$(VENV)-quantised/bin/python -m pytest -q tests/test_quantised.py
+
+# A part of `make test` too.
+plugin: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m e2e tests/e2e/test_plugin.py
 
 # Two processes with one thread each: torch's threads would wait for each other.
 fast: $(VENV)/.installed-dev lint

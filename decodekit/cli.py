@@ -69,6 +69,8 @@ output
                          reference
 
   --help, --version, --cfg (print the settings and exit)
+  decodekit plugins      what is installed, from which package, and what is broken (format=json)
+                         DECODEKIT_DISABLE_PLUGINS=NAME,NAME in the environment switches some off
 """
 
 
@@ -112,6 +114,10 @@ def _dispatch(args: list[str]) -> int:
     if "--help" in args or "-h" in args:
         print(_help(), end="")
         return 0
+    if args[:1] == ["plugins"]:
+        from decodekit.listing import run_plugins
+
+        return run_plugins(args[1:])
     flags = [arg for arg in args if arg.startswith("-") and arg != "--cfg"]
     if flags:
         raise ConfigError(f"unknown option {flags[0]}: settings are key=value, see --help")

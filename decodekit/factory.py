@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from decodekit.config import DecoderConfig, ModelConfig
-from decodekit.errors import CheckpointError, ConfigError, nearest, shortened
-from decodekit.execution.packed import can_pack, pack_linears
+from decodekit.errors import (
+    CheckpointError,
+    ConfigError,
+    DecodekitError,
+    PluginError,
+    nearest,
+    shortened,
+)
+from decodekit.execution.packed import can_pack_model, pack_linears
 from decodekit.interfaces import (
     AttentionBackend,
     ModelAdapter,
@@ -21,9 +30,6 @@ from decodekit.models.checkpoint import resolve_checkpoint
 from decodekit.models.loading import check_placement, load_model
 from decodekit.plugins import registry
 from decodekit.registry import Component, Kind
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
     "EXECUTIONS",
@@ -39,16 +45,38 @@ __all__ = [
 EXECUTIONS = ("auto", "eager", "packed")
 
 
-def load(config: DecoderConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(config: DecoderConfig) -> tuple[Any, Any]:
     """Find, fetch if need be, and load the model and tokenizer that ``config`` names.
+
+    They are those of ``transformers``, unless the adapter loads its models itself.
 
     Raises:
         CheckpointError: The checkpoint cannot be found, fetched or read.
-        ConfigError: ``dtype`` or ``device`` is unknown or not available.
+        ConfigError: ``dtype`` or ``device`` is unknown or not available, or the model needs another
+            adapter.
+        PluginError: The adapter is a plugin's, and what loads its models is broken.
     """
     check_execution(config.execution)
     check_placement(dtype=config.dtype, device=config.device)
     model: ModelConfig = config.model
+    component, settings = _configured("adapter", config.adapter)
+    if model.adapter not in (None, component.name):
+        raise ConfigError(
+            f"model {model.name!r} needs adapter={model.adapter}, not {component.name}",
+            key="adapter",
+            value=component.name,
+        )
+    if component.load is not None:
+        loaded = _call(
+            component, component.load, settings, model, dtype=config.dtype, device=config.device
+        )
+        if not isinstance(loaded, tuple) or len(loaded) != 2:
+            raise PluginError(
+                f"plugin {component.plugin!r}: load of the adapter {component.name!r} must return "
+                f"a model and a tokenizer, not {shortened(loaded)}",
+                plugins=(component.plugin,),
+            )
+        return loaded
     directory = resolve_checkpoint(
         name=model.name,
         path=model.path,
@@ -73,11 +101,11 @@ def check_execution(mode: str) -> None:
         )
 
 
-def prepare_execution(model: PreTrainedModel, mode: str) -> str:
+def prepare_execution(model: Any, mode: str) -> str:
     """Prepare a loaded model for a way of execution and return the one that was picked.
 
     Args:
-        model: Changed in place by ``packed``.
+        model: Changed in place by ``packed``. One that is no ``torch`` module runs as it is.
         mode: ``eager``, ``packed`` or ``auto``.
 
     Raises:
@@ -85,8 +113,12 @@ def prepare_execution(model: PreTrainedModel, mode: str) -> str:
     """
     check_execution(mode)
     if mode == "auto":
-        mode = "packed" if model.device.type == "cpu" and can_pack(model.dtype) else "eager"
+        mode = "packed" if can_pack_model(model) else "eager"
     if mode == "packed":
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(
+                "execution=packed needs a torch module; use execution=eager", key="execution"
+            )
         pack_linears(model)
     return mode
 
@@ -102,17 +134,15 @@ def build_strategy(settings: Any) -> Strategy:
     if isinstance(settings, Strategy):
         return settings
     component, config = _configured("strategy", settings)
-    strategy: Strategy = component.build(config, _Parts())
+    strategy: Strategy = _built(component, Strategy, config, _Parts())
     return strategy
 
 
-def build_adapter(
-    model: PreTrainedModel, *, adapter: Any = "auto", backend: Any = "sdpa"
-) -> ModelAdapter:
+def build_adapter(model: Any, *, adapter: Any = "auto", backend: Any = "sdpa") -> ModelAdapter:
     """Return an adapter over a loaded model.
 
     Args:
-        model: In evaluation mode.
+        model: What the adapter runs; for ``hf`` a ``transformers`` model in evaluation mode.
         adapter: A name or a settings dataclass.
         backend: A name or a settings dataclass.
 
@@ -121,7 +151,8 @@ def build_adapter(
         BackendError: The backend is not available here.
     """
     adapter_of, adapter_config = _configured("adapter", adapter)
-    built: ModelAdapter = adapter_of.build(adapter_config, model, build_backend(backend))
+    kernel = build_backend(backend)
+    built: ModelAdapter = _built(adapter_of, ModelAdapter, adapter_config, model, kernel)
     return built
 
 
@@ -132,14 +163,14 @@ def build_backend(settings: Any) -> AttentionBackend:
         BackendError: It is not available here.
     """
     component, config = _configured("backend", settings)
-    kernel: AttentionBackend = component.build(config)
+    kernel: AttentionBackend = _built(component, AttentionBackend, config)
     return kernel
 
 
 def build_verifier(settings: Any) -> Verifier:
     """Return the verifier of a name or a settings dataclass."""
     component, config = _configured("verifier", settings)
-    verifier: Verifier = component.build(config)
+    verifier: Verifier = _built(component, Verifier, config)
     return verifier
 
 
@@ -149,7 +180,8 @@ class _Parts:
     def new_pool(self, name: str, *, per_key: int, max_keys: int) -> NGramPool:
         """Return a fresh pool by name; see ``Parts.new_pool``."""
         component = registry().get("pool", name)
-        pool: NGramPool = component.build(component.config(per_key=per_key, max_keys=max_keys))
+        config = component.config(per_key=per_key, max_keys=max_keys)
+        pool: NGramPool = _built(component, NGramPool, config)
         return pool
 
     def load_model(
@@ -182,6 +214,34 @@ class _Parts:
         adapter = build_adapter(loaded, adapter=config.adapter, backend=config.backend)
         prepare_execution(loaded, config.execution)
         return adapter, tokenizer
+
+
+def _call(component: Component, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    """Call what a component brings; an error that is not decodekit's own names the plugin."""
+    try:
+        return function(*given, **more)
+    except (DecodekitError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if component.plugin == "decodekit":
+            raise
+        raise PluginError(
+            f"plugin {component.plugin!r} failed to make {component.name!r}: "
+            f"{type(error).__name__}: {' '.join(str(error).split())}",
+            plugins=(component.plugin,),
+        ) from error
+
+
+def _built(component: Component, interface: type, *given: Any) -> Any:
+    """Build a component and check that it is what its kind asks for."""
+    built = _call(component, component.build, *given)
+    if not isinstance(built, interface):
+        raise PluginError(
+            f"plugin {component.plugin!r}: {component.name!r} must be a {interface.__name__}; "
+            f"{type(built).__name__} lacks some of its methods (decodekit.interfaces)",
+            plugins=(component.plugin,),
+        )
+    return built
 
 
 def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:

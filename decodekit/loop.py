@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from decodekit.errors import GenerationError, TreeError
 from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome, Verifier
+from decodekit.observers import Observers, StepEvent
 from decodekit.plan import StepPlan
 from decodekit.runner import Cancelled, LocalRunner
 from decodekit.sampling import Sampler
@@ -19,6 +21,8 @@ from decodekit.stopping import StopRules, cut_run
 from decodekit.target import StepTarget
 
 __all__ = ["SequenceState", "StepRecord", "decode"]
+
+_requests = itertools.count()  # numbers for observers; taking the next one is atomic
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +74,7 @@ def decode(
     runner: LocalRunner,
     max_nodes: int,
     cancelled: Callable[[], bool] = lambda: False,
+    observers: Observers | None = None,
 ) -> Generator[list[StepRecord], None, None]:
     """Yield, step by step, the accepted runs of all sequences that are not at their end yet.
 
@@ -80,6 +85,7 @@ def decode(
         runner: Runs the model; its cache is started anew.
         max_nodes: Nodes of a sequence for which scratch rows are kept in the cache.
         cancelled: Asked between passes whether to give up.
+        observers: Told of every finished step, after its records were taken.
 
     Raises:
         GenerationError: A prompt is empty, or the model's output is broken; with the step.
@@ -92,7 +98,7 @@ def decode(
         return
     longest = max(len(state.committed) + state.rules.remaining for state in sequences)
     runner.start(batch=len(active), capacity=longest + max_nodes, cancelled=cancelled)
-    step = 0
+    step, request = 0, next(_requests)
     while active and not cancelled():
         before = runner.forward_seconds
         try:
@@ -107,7 +113,12 @@ def decode(
             runner.commit([turn.accepted for turn in active])
             seconds = runner.forward_seconds - before
             # Shown before anything is learnt from it: the reader need not wait for that.
-            yield [turn.record(seconds) for turn in active]
+            try:
+                yield [turn.record(seconds) for turn in active]
+            finally:  # also where the reader leaves with this step
+                if observers:
+                    for turn in active:
+                        observers.notify(turn.event(request, step, seconds))
             going_on = [place for place, turn in enumerate(active) if _goes_on(turn.state)]
             if len(going_on) < len(active):
                 active = [active[place] for place in going_on]
@@ -180,6 +191,19 @@ class _Turn:
             nodes=len(self._proposal.tree),
             forward_seconds=seconds,
             logprobs=self._logprobs,
+        )
+
+    def event(self, request: int, step: int, seconds: float) -> StepEvent:
+        """Return what observers are told of the step; the arguments are ``StepEvent``'s."""
+        return StepEvent(
+            request=request,
+            sequence=self._number,
+            step=step,
+            tokens=self._tokens,
+            nodes=len(self._proposal.tree),
+            accepted=len(self.accepted),
+            forward_seconds=seconds,
+            finish_reason=self.state.rules.finish_reason,
         )
 
     def learn(self) -> None:

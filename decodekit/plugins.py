@@ -1,28 +1,159 @@
-"""Finding plugins and filling the registry from their hooks."""
+"""Finding plugins and filling the registry from their hooks.
+
+A plugin that is broken stops everything that looks a component up, even where another one is
+asked for: if it were skipped, a name would be unknown or a step unobserved for no visible reason.
+``DECODEKIT_DISABLE_PLUGINS=name,name`` switches plugins off, and ``decodekit plugins`` lists all of
+them whatever their state.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+import os
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
 
 import pluggy
 
-from decodekit import builtins, hookspecs
-from decodekit.errors import PluginError
-from decodekit.registry import Component, Kind, Registry
+from decodekit import __version__, builtins, hookspecs
+from decodekit.errors import PluginError, nearest
+from decodekit.hook_answers import components_of, observers_of, one_line_of, settings_of
+from decodekit.hookspecs import API_VERSION
+from decodekit.observers import Observer, Observers
+from decodekit.registry import Kind, Registry
+from decodekit.settings_files import SettingsFile
 
-__all__ = ["ENTRY_POINT_GROUP", "build_registry", "registry"]
+__all__ = [
+    "DISABLE_VARIABLE",
+    "ENTRY_POINT_GROUP",
+    "Installed",
+    "Plugin",
+    "build_registry",
+    "installed",
+    "new_observers",
+    "registry",
+    "settings_files",
+]
 
 ENTRY_POINT_GROUP = "decodekit"
+DISABLE_VARIABLE = "DECODEKIT_DISABLE_PLUGINS"
+"""An environment variable with the names of plugins, joined by commas, that are not loaded."""
 
-_HOOKS: dict[Kind, str] = {
-    "strategy": "decodekit_register_strategies",
-    "pool": "decodekit_register_pools",
-    "backend": "decodekit_register_backends",
-    "adapter": "decodekit_register_adapters",
-    "verifier": "decodekit_register_verifiers",
-}
+_OWN = "decodekit"  # the name of the plugin with the built-in components
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """A plugin that is installed, in whatever state.
+
+    Attributes:
+        name: The name of its entry point; ``decodekit`` for what is built in.
+        distribution: The package that brings it, as pip knows it.
+        version: That package's version.
+        state: ``on``; ``off`` if it is switched off; ``broken``.
+        error: What is wrong with it, if it is broken.
+        components: Kind and name of what it registers.
+        settings: Group and name of its settings files.
+        observes: Whether it is told of finished steps.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    state: Literal["on", "off", "broken"] = "on"
+    error: PluginError | None = None
+    components: tuple[tuple[Kind, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    observes: bool = False
+
+
+@dataclass(slots=True)
+class Installed:
+    """All that the plugins of this process bring.
+
+    Attributes:
+        registry: The components of those that work.
+        settings: Their settings files, by group and name.
+        observers: Their observers.
+        plugins: All plugins, the built-in one first, then by name.
+    """
+
+    registry: Registry = field(default_factory=Registry)
+    settings: dict[tuple[str, str], SettingsFile] = field(default_factory=dict)
+    observers: list[Observer] = field(default_factory=list)
+    plugins: list[Plugin] = field(default_factory=list)
+
+    def require_sound(self) -> Installed:
+        """Return this one if no plugin is broken.
+
+        Raises:
+            PluginError: One is; the first of them, and how to go on without it.
+        """
+        for plugin in self.plugins:
+            if plugin.error is not None:
+                raise PluginError(
+                    f"{plugin.error} (decodekit plugins lists all; "
+                    f"{DISABLE_VARIABLE}={plugin.name} switches this one off)",
+                    plugins=plugin.error.plugins,
+                ) from plugin.error
+        return self
+
+
+@lru_cache(maxsize=1)
+def installed() -> Installed:
+    """Return what is installed, once per process; broken plugins are in the list only."""
+    off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    found = Installed()
+    manager = _new_manager()
+    _take(found, manager, Plugin(name=_OWN, distribution=_OWN, version=__version__), builtins)
+    seen: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda one: one.name):
+        distribution, version = _origin(entry)
+        plugin = Plugin(name=entry.name, distribution=distribution, version=version)
+        if entry.name in off:
+            found.plugins.append(_with(plugin, state="off"))
+            continue
+        if entry.name == _OWN or entry.name in seen:
+            other = _OWN if entry.name == _OWN else _origin(seen[entry.name])[0]
+            error = PluginError(
+                f"the distributions {other!r} and {distribution!r} both bring a plugin "
+                f"{entry.name!r}; uninstall one of them",
+                plugins=(entry.name,),
+            )
+            found.plugins.append(_with(plugin, state="broken", error=error))
+            continue
+        seen[entry.name] = entry
+        _take(found, manager, plugin, entry)
+    return found
+
+
+def registry() -> Registry:
+    """Return the registry of this process: built-ins, then the installed plugins.
+
+    Raises:
+        PluginError: A plugin cannot be imported, was written for another version of the plugin
+            interface, or its hooks fail or clash.
+    """
+    return installed().require_sound().registry
+
+
+def settings_files() -> dict[tuple[str, str], SettingsFile]:
+    """Return the settings files that plugins bring, by group and name.
+
+    Raises:
+        PluginError: As for ``registry``.
+    """
+    return installed().require_sound().settings
+
+
+def new_observers() -> Observers:
+    """Return the step observers for one request.
+
+    Raises:
+        PluginError: As for ``registry``.
+    """
+    return Observers(installed().require_sound().observers)
 
 
 def build_registry(manager: pluggy.PluginManager) -> Registry:
@@ -31,58 +162,102 @@ def build_registry(manager: pluggy.PluginManager) -> Registry:
     Raises:
         PluginError: A hook fails, or two plugins register one name.
     """
-    registry = Registry()
-    for kind, hook in _HOOKS.items():
-        for implementation in getattr(manager.hook, hook).get_hookimpls():
-            name = implementation.plugin_name
-            try:
-                components = list(implementation.function())
-            except Exception as error:
-                raise PluginError(
-                    f"plugin {name!r} failed in {hook}: {error}", plugins=(name,)
-                ) from error
-            if not all(isinstance(component, Component) for component in components):
-                raise PluginError(
-                    f"plugin {name!r} failed in {hook}: it must return Components", plugins=(name,)
-                )
-            registry.add(kind, components, plugin=name)
-            for component in components:
-                if _config_name(component) != component.name:
-                    raise PluginError(
-                        f"plugin {name!r}: the config of the {kind} {component.name!r} must be a "
-                        f"dataclass with a field name whose default is {component.name!r}",
-                        plugins=(name,),
-                    )
-    return registry
+    filled = Registry()
+    for name, _ in manager.list_name_plugin():
+        for kind, components in components_of(manager, name):
+            filled.add(kind, components, plugin=name)
+    return filled
 
 
-def _config_name(component: Component) -> object:
-    """Return the default of the field ``name`` of a component's config; None if there is none."""
-    if not (isinstance(component.config, type) and is_dataclass(component.config)):
-        return None
-    return next((one.default for one in fields(component.config) if one.name == "name"), None)
-
-
-@lru_cache(maxsize=1)
-def registry() -> Registry:
-    """Return the registry of this process: built-ins, then the installed plugins.
-
-    Raises:
-        PluginError: A plugin cannot be imported, or its hooks fail or clash.
-    """
+def _new_manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager("decodekit")
     manager.add_hookspecs(hookspecs)
-    manager.register(builtins, name="decodekit")
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            manager.register(entry.load(), name=entry.name)
-        except Exception as error:
-            raise PluginError(
-                f"plugin {entry.name!r} cannot be loaded: {error}; uninstall or repair it",
-                plugins=(entry.name,),
-            ) from error
+    return manager
+
+
+def _origin(entry: EntryPoint) -> tuple[str, str]:
+    """Return the name and version of the distribution that an entry point belongs to."""
+    distribution = getattr(entry, "dist", None)
+    if distribution is None:
+        return "unknown", "unknown"
+    return distribution.name, distribution.version
+
+
+def _with(plugin: Plugin, **changes: Any) -> Plugin:
+    values = {one.name: getattr(plugin, one.name) for one in fields(Plugin)}
+    return Plugin(**{**values, **changes})
+
+
+def _take(found: Installed, manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> None:
+    """Add to ``found`` what a plugin brings: all of it, or its error.
+
+    Args:
+        found: Is changed.
+        manager: Gets to know the plugin if it can be loaded.
+        plugin: What is known of it.
+        source: The plugin itself, or the entry point that loads it.
+    """
     try:
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise PluginError(f"a plugin has an unknown hook: {error}") from error
-    return build_registry(manager)
+        _register(manager, plugin, source)
+        components = list(components_of(manager, plugin.name))
+        files = settings_of(manager, plugin.name)
+        observer = observers_of(manager, plugin.name)
+        for file in files:
+            known = found.settings.get((file.group, file.name))
+            if known is not None:
+                raise PluginError(
+                    f"plugins {known.plugin!r} and {plugin.name!r} both bring the settings file "
+                    f"{file.group}/{file.name}.yaml; uninstall one of them",
+                    plugins=(known.plugin, plugin.name),
+                )
+        for kind, group in components:
+            found.registry.add(kind, group, plugin=plugin.name)
+    except PluginError as error:
+        found.plugins.append(_with(plugin, state="broken", error=error))
+        return
+    found.settings.update({(file.group, file.name): file for file in files})
+    found.observers.extend(observer)
+    found.plugins.append(
+        _with(
+            plugin,
+            components=tuple((kind, one.name) for kind, group in components for one in group),
+            settings=tuple((file.group, file.name) for file in files),
+            observes=bool(observer),
+        )
+    )
+
+
+def _register(manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> None:
+    """Load a plugin and check its hooks and its version."""
+    name = plugin.name
+    try:
+        loaded = source if source is builtins else source.load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"plugin {name!r} cannot be loaded: {one_line_of(error)}; uninstall or repair it",
+            plugins=(name,),
+        ) from error
+    version = getattr(loaded, "decodekit_api_version", API_VERSION)
+    if version != API_VERSION:
+        if not isinstance(version, int):
+            fix = "it must be a whole number"
+        elif version > API_VERSION:
+            fix = f"upgrade decodekit, which has version {API_VERSION}"
+        else:
+            fix = f"upgrade {plugin.distribution} to one for version {API_VERSION}"
+        raise PluginError(
+            f"plugin {name!r} ({plugin.distribution} {plugin.version}) was written for version "
+            f"{version!r} of the plugin interface: {fix}",
+            plugins=(name,),
+        )
+    try:
+        manager.register(loaded, name=name)
+        for caller in manager.get_hookcallers(loaded) or ():
+            optional = all(one.optionalhook for one in caller.get_hookimpls())
+            if not caller.has_spec() and not optional:
+                hooks = [one for one in dir(hookspecs) if one.startswith("decodekit_")]
+                raise ValueError(f"unknown hook {caller.name!r}: {nearest(caller.name, hooks)}")
+    except (pluggy.PluginValidationError, ValueError) as error:
+        if manager.has_plugin(name):
+            manager.unregister(name=name)
+        raise PluginError(f"plugin {name!r}: {one_line_of(error)}", plugins=(name,)) from error

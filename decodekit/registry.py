@@ -8,10 +8,20 @@ from typing import Any, Literal, get_args
 
 from decodekit.errors import ConfigError, PluginError, nearest
 
-__all__ = ["KINDS", "Component", "Kind", "Registry"]
+__all__ = ["GROUPS", "KINDS", "Component", "Kind", "Registry"]
 
 Kind = Literal["strategy", "pool", "backend", "adapter", "verifier"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+GROUPS: dict[str, Kind | None] = {
+    "strategy": "strategy",
+    "backend": "backend",
+    "adapter": "adapter",
+    "verifier": "verifier",
+    "model": None,
+    "sampling": None,
+}
+"""The groups of settings that a name can be chosen for, with the kind of component behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +39,18 @@ class Component:
             * backend: ``build(config)``, an ``AttentionBackend``
             * adapter: ``build(config, model, backend)``, a ``ModelAdapter``
             * verifier: ``build(config)``, a ``Verifier``
+        load: For an adapter of models that ``transformers`` does not load: called as
+            ``load(config, model, dtype=..., device=...)`` with the ``ModelConfig`` and the two
+            settings as the user gave them, ``auto`` included. It returns the model, which
+            ``build`` then gets, and its tokenizer or None. A file in ``model/`` names such an
+            adapter under ``adapter``.
         plugin: The plugin that registered it; filled in at registration.
     """
 
     name: str
     config: type
     build: Callable[..., Any]
+    load: Callable[..., Any] | None = None
     plugin: str = ""
 
 
@@ -52,6 +68,11 @@ class Registry:
         """
         for component in components:
             known = self._components[kind].get(component.name)
+            if known is not None and known.plugin == plugin:
+                raise PluginError(
+                    f"plugin {plugin!r} registers the {kind} {component.name!r} twice",
+                    plugins=(plugin,),
+                )
             if known is not None:
                 raise PluginError(
                     f"plugins {known.plugin!r} and {plugin!r} both register the {kind} "

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from typing import Any
 
 from hydra import initialize_config_module
@@ -15,21 +16,13 @@ from hydra.version import VersionBase
 from omegaconf import MISSING
 
 from decodekit.config import ModelConfig, RunConfig
+from decodekit.errors import PluginError
 from decodekit.params import SamplingParams
-from decodekit.plugins import registry
-from decodekit.registry import Kind
+from decodekit.plugins import registry, settings_files
+from decodekit.registry import GROUPS
+from decodekit.settings_files import SettingsFile
 
-__all__ = ["GROUPS", "hydra_session"]
-
-GROUPS: dict[str, Kind | None] = {
-    "strategy": "strategy",
-    "backend": "backend",
-    "adapter": "adapter",
-    "verifier": "verifier",
-    "model": None,
-    "sampling": None,
-}
-"""The groups that a name can be chosen for, with the kind of component that is behind it."""
+__all__ = ["hydra_session"]
 
 
 @contextmanager
@@ -59,15 +52,36 @@ def _store_schemas(store: ConfigStore) -> None:
     store.store("run", _schema(), group="schema")
     store.store("model", ModelConfig, group="schema")
     store.store("sampling", SamplingParams, group="schema")
-    components = registry()
+    components, brought = registry(), settings_files()
     for group, kind in GROUPS.items():
         if kind is None:
             continue
         for name in components.names(kind):
             component = components.get(kind, name)
             store.store(name, component.config, group=f"schema/{group}")
-            if component.plugin != "decodekit":  # built-ins have files in conf/
+            # Built-ins have files in conf/, and a plugin may have one too.
+            if component.plugin != "decodekit" and (group, name) not in brought:
                 store.store(name, component.config, group=group)
+    for file in brought.values():
+        if (files("decodekit.conf") / file.group / f"{file.name}.yaml").is_file():
+            raise PluginError(
+                f"plugin {file.plugin!r} brings the settings file {file.group}/{file.name}.yaml, "
+                "which decodekit has itself; it needs another name",
+                plugins=("decodekit", file.plugin),
+            )
+        store.store(file.name, _complete(file), group=file.group, provider=file.plugin)
+
+
+def _complete(file: SettingsFile) -> dict[str, Any]:
+    """Return a plugin's settings file on top of the schema that it is for, unless it says which."""
+    content = dict(file.content)
+    schema = file.group
+    if GROUPS[file.group] is not None:
+        schema = f"{file.group}/{content.get('name', file.name)}"
+    elif file.group == "model":
+        content.setdefault("name", file.name)
+    content.setdefault("defaults", [f"/schema/{schema}@_here_", "_self_"])
+    return content
 
 
 def _schema() -> type:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
+collect_ignore = [
+    "plugin"
+]  # a package of its own: e2e/test_plugin.py installs it and runs its tests
+
 # No deadline: the first example of a test may pay for an import. No reruns, no randomness: a
 # failure in CI is a failure here.
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)

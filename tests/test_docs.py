@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
+from torch.nn.functional import scaled_dot_product_attention
 
-from decodekit import Component, Decoder
+from decodekit import Component, Decoder, hookspecs, testing
+from decodekit.config import ModelConfig
 from decodekit.decoder import Decoder as DecoderClass
+from decodekit.hookspecs import API_VERSION
+from decodekit.observers import StepEvent
 from decodekit.plugins import registry
 from tests.checkpoint import save_checkpoint
 from tests.tiny import greedy_loop, tiny_model
@@ -40,6 +46,53 @@ def test_the_strategy_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoder.generate(prompt, max_new_tokens=40).tokens == greedy_loop(model, prompt, 40)
     assert decoder.generate(prompt, max_new_tokens=40).stats.nodes > 0
     assert "Decoder.from_model(model, tokenizer, strategy=Lines" in usage
+
+
+def test_the_architecture_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, test, package, watch = blocks("docs/plugins.md")
+    assert len([line for line in code.splitlines() if line.strip()]) < 100
+    module = types.ModuleType("decodekit_tiny")
+    monkeypatch.setitem(sys.modules, "decodekit_tiny", module)
+    for block in (code, test, package):
+        exec(block, module.__dict__)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = module.Model()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+
+    def plain_logits(tokens: Any) -> torch.Tensor:
+        def causal(layer: int, *states: torch.Tensor) -> torch.Tensor:
+            return scaled_dot_product_attention(*states, is_causal=True).transpose(1, 2)
+
+        with torch.no_grad():
+            rows = model(torch.tensor([tokens]), torch.arange(len(tokens))[None], causal)
+        return rows[0, -1]
+
+    module.test_the_adapter(model, plain_logits)
+    torch.save(model.state_dict(), tmp_path / "tiny-1m.pt")
+    (component,) = module.decodekit_register_adapters()
+    assert component.config().name == component.name == "tiny"
+    assert module.decodekit_api_version == API_VERSION
+    assert module.decodekit_config_package() == "decodekit_tiny.conf"
+    place = ModelConfig(path=str(tmp_path / "tiny-1m.pt"))
+    loaded, tokenizer = component.load(component.config(), place, dtype="auto", device="auto")
+    assert tokenizer is None
+    assert component.build(component.config(), loaded, None).vocab_size == 64
+    (yaml_text,) = blocks("docs/plugins.md", "yaml")
+    assert ModelConfig(**yaml.safe_load(yaml_text)).adapter == "tiny"
+    exec(watch, module.__dict__)
+    assert isinstance(module.decodekit_step_finished, types.FunctionType)
+
+
+def test_the_hooks_of_the_guide_are_all_there_are() -> None:
+    text = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(decodekit_\w+)", text, re.M))
+    assert listed == {name for name in dir(hookspecs) if name.startswith("decodekit_")}
+    checks = set(re.findall(r"^\| `(check_\w+)", text, re.M))
+    assert checks == {name for name in testing.__all__ if name.startswith("check_")}
+    fields = ", ".join(StepEvent.__dataclass_fields__)
+    assert fields in " ".join(text.split())
 
 
 def test_the_python_of_the_readme(

@@ -16,10 +16,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from decodekit import Decoder
 from decodekit.adapters.hf.attention import attention_of
+from decodekit.bench.contenders import baseline
 from decodekit.cli import main
 from decodekit.compose import compose_config, compose_mapping
 from decodekit.errors import BackendError, ConfigError, GenerationError, TreeError
 from decodekit.execution.packed import PackedLinear, can_pack
+from decodekit.factory import prepare_execution
 from decodekit.interfaces import Proposal
 from decodekit.strategies.autoregressive import Autoregressive
 from decodekit.tree import TokenTree
@@ -298,6 +300,11 @@ def test_the_baselines_of_a_bench_are_plainly_greedy(
     assert all("1/1" in row for row in rows)
 
 
+def test_a_baseline_needs_a_model_of_transformers() -> None:
+    with pytest.raises(ConfigError, match=r"a Linear does not have; set bench.baselines=\[\]"):
+        baseline(torch.nn.Linear(1, 1), "greedy")  # type: ignore[arg-type]
+
+
 def test_an_answer_is_not_lost_where_it_cannot_be_shown(
     checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,3 +329,10 @@ def test_standard_input_that_is_closed(
     monkeypatch.setattr(sys, "stdin", None)
     assert main([f"model={checkpoint}", "prompt=-"]) == 1
     assert "the prompt is empty" in capsys.readouterr().err
+
+
+def test_what_is_no_module_runs_as_it_is() -> None:
+    assert prepare_execution(object(), "auto") == "eager"
+    assert prepare_execution(torch.nn.Embedding(2, 2), "auto") == "eager"
+    with pytest.raises(ConfigError, match="execution=packed needs a torch module"):
+        prepare_execution(object(), "packed")

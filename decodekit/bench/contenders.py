@@ -115,7 +115,13 @@ def baseline(model: PreTrainedModel, name: str) -> Contender:
         name: ``greedy``, or ``prompt_lookup`` with 10 tokens.
 
     Raises:
-        ConfigError: There is no such baseline.
+        ConfigError: There is no such baseline, or the model is none of ``transformers``.
     """
     check_baseline(name)
+    if not hasattr(model, "generate"):
+        raise ConfigError(
+            f"the baselines are transformers' own generate, which a {type(model).__name__} does "
+            "not have; set bench.baselines=[]",
+            key="bench.baselines",
+        )
     return _TransformersContender(f"transformers {name}", model, _BASELINES[name])

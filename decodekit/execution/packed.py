@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from decodekit.errors import ConfigError
 from decodekit.execution.fused import fused_linear
 
-__all__ = ["PackedLinear", "PackedRows", "can_pack", "pack_linears"]
+__all__ = ["PackedLinear", "PackedRows", "can_pack", "can_pack_model", "pack_linears"]
 
 
 class PackedLinear(nn.Module):
@@ -90,6 +90,19 @@ def can_pack(dtype: torch.dtype) -> bool:
             )
         except (RuntimeError, AttributeError, NotImplementedError):
             return False
+
+
+def can_pack_model(model: object) -> bool:
+    """Return whether ``model`` is a module on a CPU with a linear layer that can be packed here."""
+    return isinstance(model, nn.Module) and any(
+        isinstance(layer, PackedLinear)
+        or (
+            type(layer) is nn.Linear
+            and layer.weight.device.type == "cpu"
+            and can_pack(layer.weight.dtype)
+        )
+        for layer in model.modules()
+    )
 
 
 def pack_linears(model: nn.Module) -> int:

@@ -246,9 +246,12 @@ def _difference(
 ) -> str | None:
     """Return why the vocabularies differ; None if they are one."""
     if draft_tokenizer is not None and tokenizer is not None:
-        if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
-            return "its tokenizer has another vocabulary"
-        return None  # the numbers of logits may differ by padding
+        if hasattr(draft_tokenizer, "get_vocab") and hasattr(tokenizer, "get_vocab"):
+            if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
+                return "its tokenizer has another vocabulary"
+            return None  # the numbers of logits may differ by padding
+        if type(draft_tokenizer) is not type(tokenizer):
+            return "its tokenizer is of another kind"
     if draft.vocab_size != target.vocab_size:
         return f"it has {draft.vocab_size} tokens and the model {target.vocab_size}"
     return None

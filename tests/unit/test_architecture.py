@@ -20,7 +20,7 @@ LAYERS = [
     ["errors"],
     ["tree", "pool", "text", "registry", "params", "table", "signals", "noise"],
     ["stopping", "mask"],
-    ["plan"],
+    ["plan", "observers"],
     ["interfaces"],
     ["row_storage", "model_facts", "execution.*"],
     ["sampling", "runner", "trial", "processors", "constraint", "scores"],
@@ -29,15 +29,15 @@ LAYERS = [
     ["target"],
     ["verify", "rejection"],
     ["loop"],
-    ["hookspecs", "prompts", "result", "models.*"],
+    ["hookspecs", "prompts", "result", "models.*", "settings_files"],
     ["answer", "prompt_files"],
-    ["builtins", "config", "stream", "request"],
+    ["builtins", "config", "stream", "request", "hook_answers"],
     ["plugins"],
-    ["schemas"],
+    ["schemas", "listing"],
     ["compose"],
     ["factory"],
     ["decoder"],
-    ["margin"],
+    ["margin", "testing.*"],
     ["certificate"],
     ["generate"],
     ["bench.*", "certify"],
@@ -58,7 +58,6 @@ OTHER_PACKAGES = {
         "adapters.hf",
         "adapters.llama",
         "models",
-        "factory",
         "builtins",
         "decoder",
         "bench",
@@ -89,9 +88,12 @@ OTHER_PACKAGES = {
         "bench",
         "certificate",
         "margin",
+        "factory",
+        "testing",
     ),
-    "pluggy": ("hookspecs", "plugins"),
+    "pluggy": ("hookspecs", "hook_answers", "plugins"),
     "triton": (),
+    "pytest": (),
 }
 
 PUBLIC = [
@@ -212,6 +214,14 @@ def test_importing_decodekit_is_light() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_testing_kit_needs_no_pytest() -> None:
+    code = "import sys, decodekit.testing; print('pytest' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"
 
 
 def test_the_types_of_a_step_need_no_torch() -> None:

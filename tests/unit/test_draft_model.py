@@ -279,6 +279,21 @@ def test_a_draft_with_another_vocabulary_of_one_size_is_refused() -> None:
     assert shelf.asked == [("draft", "sdpa")]  # loaded once
 
 
+def test_tokenizers_without_a_vocabulary_are_compared_by_their_kind() -> None:
+    """As an adapter that loads its own models may have them."""
+
+    class Bytes:
+        pass
+
+    shelf = Shelf(ToyAdapter(), Bytes())
+    made = DraftModel(DraftModelConfig(model="draft"), shelf)  # type: ignore[arg-type]
+    with pytest.raises(ModelSupportError, match="its tokenizer is of another kind"):
+        made.attached(ToyAdapter(), Words("a"))
+    with pytest.raises(ModelSupportError, match="it has 11 tokens and the model 12"):
+        made.attached(ToyAdapter(12), Bytes())
+    made.attached(ToyAdapter(), Bytes())
+
+
 @pytest.mark.parametrize("sizes", [(11, 14), (14, 11)])
 def test_vocabularies_that_differ_by_padding_fit(sizes: tuple[int, int]) -> None:
     """As those of the models of one family often do."""

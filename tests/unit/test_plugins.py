@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pluggy
 import pytest
 
-from decodekit import builtins, hookspecs, plugins
-from decodekit.errors import PluginError
-from decodekit.hookspecs import hookimpl
+from decodekit import Decoder, builtins, factory, hookspecs, plugins
+from decodekit.cli import main
+from decodekit.compose import compose_config, compose_mapping, group_options
+from decodekit.config import ModelConfig
+from decodekit.errors import ConfigError, PluginError
+from decodekit.hookspecs import API_VERSION, hookimpl
 from decodekit.interfaces import AttentionBackend, NGramPool, Strategy, Verifier
 from decodekit.params import SamplingParams
-from decodekit.plugins import ENTRY_POINT_GROUP, build_registry, registry
+from decodekit.plugins import (
+    ENTRY_POINT_GROUP,
+    build_registry,
+    installed,
+    new_observers,
+    registry,
+    settings_files,
+)
 from decodekit.pool import RecentNGramPool
 from decodekit.registry import KINDS, Component, Registry
 from decodekit.strategies.jacobi import JacobiConfig
+from decodekit.testing import ToyAdapter
 
 
 @dataclass(kw_only=True)
@@ -132,7 +147,7 @@ def test_a_plugin_can_bring_every_kind(kind: Any, hook: str) -> None:
 
 
 def test_a_plugin_that_takes_a_built_in_name_is_an_error_that_names_both() -> None:
-    clash = Component("jacobi", EchoConfig, ECHO.build)
+    clash = Component("jacobi", JacobiConfig, ECHO.build)
     with pytest.raises(PluginError) as caught:
         build_registry(manager(mine=plugin("decodekit_register_strategies", [clash])))
     assert str(caught.value) == (
@@ -171,27 +186,32 @@ def test_a_plugin_that_breaks_is_named_with_its_hook(answer: Any, reason: str) -
 class Entry:
     """An installed entry point that loads to ``plugin``, or cannot be loaded."""
 
-    def __init__(self, name: str, plugin: Any) -> None:
+    def __init__(self, name: str, plugin: Any, *, dist: str = "some-dist") -> None:
         self.name = name
         self.plugin = plugin
+        self.dist = SimpleNamespace(name=dist, version="1.2")
 
     def load(self) -> Any:
-        if isinstance(self.plugin, Exception):
+        if isinstance(self.plugin, BaseException):
             raise self.plugin
         return self.plugin
 
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    def installed(*entries: Entry) -> None:
+    def install_only(*entries: Entry) -> None:
         monkeypatch.setattr(
             plugins, "entry_points", lambda *, group: {ENTRY_POINT_GROUP: entries}[group]
         )
-        plugins.registry.cache_clear()
+        installed.cache_clear()
 
-    yield installed
+    yield install_only
     monkeypatch.undo()
-    plugins.registry.cache_clear()
+    installed.cache_clear()
+
+
+def states() -> dict[str, str]:
+    return {one.name: one.state for one in installed().plugins}
 
 
 def test_an_installed_plugin_is_found(install: Any) -> None:
@@ -201,24 +221,108 @@ def test_an_installed_plugin_is_found(install: Any) -> None:
     assert found.get("strategy", "echo").plugin == "mine"
     assert "lookahead" in found.names("strategy")
     assert registry() is found  # filled once in a process
+    own, mine = installed().plugins
+    assert own.name == own.distribution == "decodekit"
+    assert (mine.distribution, mine.version, mine.state) == ("some-dist", "1.2", "on")
+    assert mine.components == (("strategy", "echo"),)
 
 
 @pytest.mark.parametrize(
-    ("entry", "reason"),
+    ("broken", "reason"),
     [
-        (Entry("mine", ImportError("no module named x")), "no module named x"),
-        (Entry("mine", plugin("decodekit_register_strategy", [ECHO])), "unknown hook"),
+        (ImportError("no module named x"), "cannot be loaded: no module named x"),
+        (SystemExit(3), "cannot be loaded: 3"),
+        (AssertionError(), "cannot be loaded: AssertionError"),
+        (
+            plugin("decodekit_register_strategy", [ECHO]),
+            "unknown hook 'decodekit_register_strategy': did you mean "
+            "'decodekit_register_strategies'?",
+        ),
+        (plugin("decodekit_register_pools", [5]), "it must return Components"),
+        (plugin("decodekit_config_package", 5), "it must return the name of a package"),
+        (plugin("decodekit_config_package", "decodekit_nowhere"), "cannot be read: No module"),
+        (plugin("decodekit_config_package", "decodekit.strategies"), "has no file GROUP/NAME.yaml"),
     ],
-    ids=["import fails", "misspelt hook"],
+    ids=["import", "exit", "wordless", "misspelt", "type", "package", "no package", "no files"],
 )
-def test_an_installed_plugin_that_cannot_be_loaded_is_an_error(
-    install: Any, entry: Entry, reason: str
+def test_a_broken_plugin_stops_everything_but_the_list_and_is_named(
+    install: Any, monkeypatch: pytest.MonkeyPatch, broken: Any, reason: str
 ) -> None:
-    install(entry)
-    with pytest.raises(PluginError, match=r"plugin .mine.|unknown hook") as caught:
+    install(Entry("mine", broken), Entry("other", plugin("decodekit_register_pools", [ECHO])))
+    for ask in (registry, settings_files, new_observers):
+        with pytest.raises(PluginError) as caught:
+            ask()
+        assert str(caught.value).startswith("plugin 'mine'")
+        assert reason in str(caught.value)
+        assert "DECODEKIT_DISABLE_PLUGINS=mine switches this one off" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert caught.value.plugins == ("mine",)
+    assert states() == {"decodekit": "on", "mine": "broken", "other": "on"}
+    monkeypatch.setenv("DECODEKIT_DISABLE_PLUGINS", "absent, mine")
+    installed.cache_clear()
+    assert registry().get("pool", "echo").plugin == "other"
+    assert states() == {"decodekit": "on", "mine": "off", "other": "on"}
+
+
+def test_two_plugins_with_one_component_are_both_named(install: Any) -> None:
+    install(
+        Entry("b", plugin("decodekit_register_pools", [ECHO])),
+        Entry("a", plugin("decodekit_register_pools", [ECHO])),
+    )
+    with pytest.raises(PluginError, match="plugins 'a' and 'b' both register the pool 'echo'"):
         registry()
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert states() == {"decodekit": "on", "a": "on", "b": "broken"}
+
+
+@pytest.mark.parametrize("name", ["same", "decodekit"])
+def test_two_distributions_with_one_plugin_name_are_both_named(install: Any, name: str) -> None:
+    first = "decodekit" if name == "decodekit" else "first-dist"
+    entries = [Entry(name, plugin("decodekit_register_pools", [ECHO]), dist="second-dist")]
+    if name == "same":
+        entries.insert(0, Entry(name, plugin("decodekit_register_pools", []), dist=first))
+    install(*entries)
+    with pytest.raises(PluginError, match=f"'{first}' and 'second-dist' both bring a plugin"):
+        registry()
+
+
+def test_a_plugin_with_one_name_twice_is_named_once(install: Any) -> None:
+    install(Entry("mine", plugin("decodekit_register_pools", [ECHO, ECHO])))
+    with pytest.raises(PluginError, match="plugin 'mine' registers the pool 'echo' twice"):
+        registry()
+
+
+@pytest.mark.parametrize(
+    ("version", "fix"),
+    [
+        (API_VERSION + 1, f"upgrade decodekit, which has version {API_VERSION}"),
+        (API_VERSION - 1, f"upgrade some-dist to one for version {API_VERSION}"),
+        ("1", "it must be a whole number"),
+    ],
+)
+def test_a_plugin_for_another_version_is_named_with_what_to_upgrade(
+    install: Any, version: Any, fix: str
+) -> None:
+    made = plugin("decodekit_register_pools", [ECHO])
+    made.decodekit_api_version = API_VERSION
+    install(Entry("mine", made))
+    assert registry().names("pool") == ("echo", "recent")
+    made.decodekit_api_version = version
+    installed.cache_clear()
+    with pytest.raises(PluginError) as caught:
+        registry()
+    expected = f"plugin 'mine' (some-dist 1.2) was written for version {version!r} of the plugin"
+    assert str(caught.value).startswith(expected)
+    assert fix in str(caught.value)
+
+
+def test_a_wrapper_of_a_hook_is_refused(install: Any) -> None:
+    @hookimpl(wrapper=True)
+    def decodekit_register_pools() -> Any:
+        yield
+
+    install(Entry("mine", SimpleNamespace(decodekit_register_pools=decodekit_register_pools)))
+    with pytest.raises(PluginError, match=r"'mine' .*: wrappers of hooks are not supported"):
+        registry()
 
 
 @dataclass
@@ -235,3 +339,271 @@ def test_a_config_that_does_not_name_its_component_is_named(config: Any) -> None
     broken = Component("echo", config, echo)
     with pytest.raises(PluginError, match="'mine': the config of the strategy 'echo' must be"):
         build_registry(manager(mine=plugin("decodekit_register_strategies", [broken])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "reason"),
+    [
+        ("pools", Component("echo", EchoConfig, None), "has a build that cannot be called"),
+        ("pools", Component("echo", EchoConfig, echo, load=echo), "only adapters have one"),
+        ("adapters", Component("echo", EchoConfig, echo, load=5), "only adapters have one"),
+    ],
+    ids=["build", "load of a pool", "load"],
+)
+def test_a_component_that_cannot_be_called_is_named(kind: str, broken: Any, reason: str) -> None:
+    with pytest.raises(PluginError, match=f"plugin 'mine': the .* 'echo' .*{reason}"):
+        build_registry(manager(mine=plugin(f"decodekit_register_{kind}", [broken])))
+
+
+# --- what a plugin builds ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["strategy", "backend", "adapter", "verifier", "pool"])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (5, "'echo' must be a .*; int lacks some of its methods"),
+        (KeyError("lost"), "failed to make 'echo': KeyError: 'lost'"),
+    ],
+    ids=["type", "raises"],
+)
+def test_a_plugin_that_builds_something_else_is_named(
+    install: Any, kind: Any, answer: Any, reason: str
+) -> None:
+    def build(*given: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @dataclass(kw_only=True)
+    class Config(EchoConfig):
+        per_key: int = 1
+        max_keys: int = 1
+
+    hook = {"strategy": "strategies"}.get(kind, f"{kind}s")
+    component = Component("echo", Config, build)
+    install(Entry("mine", plugin(f"decodekit_register_{hook}", [component])))
+    make: dict[str, Any] = {
+        "strategy": lambda: factory.build_strategy("echo"),
+        "backend": lambda: factory.build_adapter(None, backend="echo"),
+        "adapter": lambda: factory.build_adapter(None, adapter="echo"),
+        "verifier": lambda: factory.build_verifier("echo"),
+        "pool": lambda: factory.build_strategy({"name": "lookahead", "pool": "echo"}).new_proposer(
+            SamplingParams()
+        ),
+    }
+    with pytest.raises(PluginError, match=f"plugin 'mine'.* {reason}"):
+        make[kind]()
+
+
+# --- observers -----------------------------------------------------------------------------------
+
+
+def test_an_observer_may_leave_out_the_event_but_not_want_more(install: Any) -> None:
+    calls: list[Any] = []
+
+    @hookimpl
+    def decodekit_step_finished() -> None:
+        calls.append("none")
+
+    install(Entry("mine", SimpleNamespace(decodekit_step_finished=decodekit_step_finished)))
+    (observer,) = installed().observers
+    event: Any = object()
+    observer.notify(event)
+    assert calls == ["none"]
+
+    @hookimpl
+    def wants_more(event: Any, colour: str) -> None:
+        calls.append(event)
+
+    wants_more.__name__ = "decodekit_step_finished"
+    install(Entry("mine", SimpleNamespace(decodekit_step_finished=wants_more)))
+    with pytest.raises(PluginError, match=r"plugin 'mine': .*'colour'"):
+        new_observers()
+
+
+# --- settings files and adapters that load -------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class OwnConfig:
+    name: str = "own"
+    greeting: str = "hello"
+
+
+class Brought:
+    """A plugin with an adapter that loads its models, and settings files in a package."""
+
+    def __init__(self, loaded: Any = ("the model", "the tokenizer")) -> None:
+        self.loaded = loaded
+        self.asked: list[Any] = []
+
+    @hookimpl
+    def decodekit_register_adapters(self) -> list[Component]:
+        return [Component("own", OwnConfig, echo, load=self.load)]
+
+    @hookimpl
+    def decodekit_config_package(self) -> str:
+        return "brought_conf"
+
+    def load(self, *given: Any, **more: Any) -> Any:
+        self.asked.append((given, more))
+        return self.loaded
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of the package ``brought_conf``, with one model in it."""
+    directory = tmp_path / "brought_conf"
+    (directory / "model").mkdir(parents=True)
+    (directory / "__init__.py").touch()
+    (directory / "model" / "tiny-own.yaml").write_text(
+        "defaults: [/schema/model@_here_, _self_]\nname: tiny-own\nadapter: own\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "brought_conf", raising=False)
+    return directory
+
+
+def test_a_model_of_a_plugin_brings_its_adapter_along(install: Any, conf: Path) -> None:
+    brought = Brought()
+    install(Entry("mine", brought))
+    assert "tiny-own" in group_options("model")
+    config = compose_config(["model=tiny-own", "adapter.greeting=hi", "dtype=float64"])
+    assert config.adapter == OwnConfig(greeting="hi")
+    assert config.model.name == "tiny-own"
+    assert factory.load(config) == ("the model", "the tokenizer")
+    assert brought.asked == [
+        ((config.adapter, config.model), {"dtype": "float64", "device": "auto"})
+    ]
+    assert compose_mapping({"model": "tiny-own"}).adapter == OwnConfig()
+    assert compose_config(["model=llama2-7b"]).adapter.name == "auto"
+    with pytest.raises(ConfigError, match="model 'tiny-own' needs adapter=own, not hf"):
+        factory.load(compose_config(["model=tiny-own", "adapter=hf"]))
+
+
+def test_a_loader_that_returns_something_else_is_named(install: Any, conf: Path) -> None:
+    for loaded in ("the model", ("a", "b", "c"), None):
+        install(Entry("mine", Brought(loaded)))
+        with pytest.raises(PluginError, match="plugin 'mine': load of the adapter 'own' must"):
+            factory.load(compose_config(["model=tiny-own"]))
+
+
+def test_a_file_of_a_component_is_its_settings(install: Any, conf: Path) -> None:
+    (conf / "adapter").mkdir()
+    for name, greeting in (("own", "servus"), ("own-loud", "SERVUS")):
+        (conf / "adapter" / f"{name}.yaml").write_text(
+            f"defaults: [/schema/adapter/own@_here_, _self_]\ngreeting: {greeting}\n"
+        )
+    install(Entry("mine", Brought()))
+    assert compose_config(["adapter=own"]).adapter == OwnConfig(greeting="servus")
+    assert compose_config(["adapter=own-loud"]).adapter == OwnConfig(greeting="SERVUS")
+    with pytest.raises(ConfigError, match="unknown key 'greting' in 'adapter'"):
+        compose_config(["adapter=own", "adapter.greting=x"])
+
+
+def test_a_file_needs_no_words_about_its_schema(install: Any, conf: Path) -> None:
+    (conf / "model" / "short.yaml").write_text("adapter: own\npath: /somewhere\n")
+    (conf / "model" / "wrong.yaml").write_text("adaptor: own\n")
+    (conf / "adapter").mkdir()
+    (conf / "adapter" / "own-loud.yaml").write_text("name: own\ngreeting: HELLO\n")
+    install(Entry("mine", Brought()))
+    assert compose_config(["model=short"]).model == ModelConfig(
+        name="short", path="/somewhere", adapter="own"
+    )
+    assert compose_config(["model=short"]).adapter == OwnConfig()
+    assert compose_config(["adapter=own-loud"]).adapter == OwnConfig(greeting="HELLO")
+    with pytest.raises(ConfigError, match=r"In 'model/wrong'.*Key 'adaptor' not in 'ModelConfig'"):
+        compose_config(["model=wrong"])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("modle/x.yaml", "name: x", "'modle', which is no group of settings"),
+        ("model/x.yaml", "a: [", "model/x.yaml is no YAML"),
+        ("model/x.yaml", "just text", "model/x.yaml must hold key: value"),
+        ("model/llama2-7b.yaml", "name: llama2-7b", "which decodekit has itself"),
+    ],
+)
+def test_a_settings_file_that_cannot_be_used_is_named(
+    install: Any, conf: Path, file: str, text: str, reason: str
+) -> None:
+    (conf / file).parent.mkdir(exist_ok=True)
+    (conf / file).write_text(text)
+    install(Entry("mine", Brought()))
+    with pytest.raises(PluginError, match=f"plugin 'mine'.*{reason}") as caught:
+        group_options("model")
+    assert "\n" not in str(caught.value)
+
+
+def test_two_plugins_with_one_settings_file_are_both_named(install: Any, conf: Path) -> None:
+    other = plugin("decodekit_config_package", "brought_conf")
+    install(Entry("mine", Brought()), Entry("other", other))
+    with pytest.raises(PluginError, match=r"'mine' and 'other' both bring .* model/tiny-own"):
+        registry()
+
+
+# --- the list ------------------------------------------------------------------------------------
+
+
+def test_the_list_has_what_works_what_is_off_and_what_is_broken(
+    install: Any, conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DECODEKIT_DISABLE_PLUGINS", "idle")
+    install(
+        Entry("mine", Brought(), dist="mine-dist"),
+        Entry("watch", plugin("decodekit_step_finished", None)),
+        Entry("idle", ImportError("never seen")),
+        Entry("wrong", ImportError("no module named x"), dist="wrong-dist"),
+    )
+    assert main(["plugins"]) == 1
+    out = capsys.readouterr().out
+    for kind, name, origin in (
+        ("strategy", "lookahead", "decodekit decodekit 0.1.0"),
+        ("adapter", "own", "mine mine-dist 1.2"),
+        ("model", "tiny-own", "mine mine-dist 1.2"),
+        ("observer", "watch", "watch some-dist 1.2"),
+    ):
+        assert f"{kind} {name} {origin}" in re.sub(r"[ |]+", " ", out)
+    assert "switched off by DECODEKIT_DISABLE_PLUGINS: idle\n" in out
+    assert "  wrong (wrong-dist 1.2): plugin 'wrong' cannot be loaded: no module named x" in out
+    assert main(["plugins", "format=json"]) == 1
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["api_version"] == API_VERSION
+    by_name = {one["name"]: one for one in listed["plugins"]}
+    assert list(by_name) == ["decodekit", "idle", "mine", "watch", "wrong"]
+    assert by_name["mine"] == {
+        "name": "mine",
+        "distribution": "mine-dist",
+        "version": "1.2",
+        "state": "on",
+        "error": None,
+        "components": [{"kind": "adapter", "name": "own"}],
+        "settings": [{"group": "model", "name": "tiny-own"}],
+        "observes": False,
+    }
+    assert (by_name["watch"]["observes"], by_name["wrong"]["state"]) == (True, "broken")
+    monkeypatch.setenv("DECODEKIT_DISABLE_PLUGINS", "idle,wrong")
+    installed.cache_clear()
+    assert main(["plugins"]) == 0
+    assert "BROKEN" not in capsys.readouterr().out
+    assert main(["plugins", "fromat=json"]) == 2
+    assert "takes format=text or format=json, not fromat=json" in capsys.readouterr().err
+
+
+def test_an_installed_observer_is_told_of_a_text(install: Any) -> None:
+    events: list[Any] = []
+
+    @hookimpl
+    def decodekit_step_finished(event: Any) -> None:
+        events.append(event)
+
+    install(Entry("mine", SimpleNamespace(decodekit_step_finished=decodekit_step_finished)))
+    decoder = Decoder(ToyAdapter(), strategy=factory.build_strategy("jacobi"))
+    tokens = decoder.generate([1, 2, 3], max_new_tokens=9).tokens
+    assert [token for event in events for token in event.tokens] == tokens
+    install()
+    events.clear()
+    assert decoder.generate([1, 2, 3], max_new_tokens=9).tokens == tokens
+    assert events == []

@@ -1,0 +1,89 @@
+"""Step observers: plugins that are told what every finished step did. They never change a text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from decodekit.stopping import FinishReason
+
+__all__ = ["Observer", "Observers", "StepEvent"]
+
+_LOG = logging.getLogger("decodekit.plugins")
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """What one finished step did for one sequence.
+
+    Attributes:
+        request: A number that all steps of one request share, and no other request of this process
+            has; a batch is one request.
+        sequence: Which sequence of the request, from 0.
+        step: Which step of the request, from 0.
+        tokens: The emitted tokens, at least one.
+        nodes: T, the guessed nodes of this sequence in the pass.
+        accepted: How many of them were accepted and committed.
+        forward_seconds: Wall time of the step in the model, for the whole batch; on a GPU, until
+            its calls returned.
+        finish_reason: Why the text ends with this step; None if it goes on.
+    """
+
+    request: int
+    sequence: int
+    step: int
+    tokens: tuple[int, ...]
+    nodes: int
+    accepted: int
+    forward_seconds: float
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """One plugin's implementation of ``decodekit_step_finished``.
+
+    Attributes:
+        plugin: The plugin's name.
+        notify: Called with each event.
+    """
+
+    plugin: str
+    notify: Callable[[StepEvent], object]
+
+
+class Observers:
+    """The observers of one request.
+
+    One that raises is not called again for this request. The failure is logged as one error of the
+    logger ``decodekit.plugins`` that names the plugin, and the text goes on: whoever waits for it
+    must not lose it to somebody who only watches.
+
+    Args:
+        observers: In the order in which they are called.
+    """
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self._active = list(observers)
+
+    def __bool__(self) -> bool:
+        """Return whether anybody listens."""
+        return bool(self._active)
+
+    def notify(self, event: StepEvent) -> None:
+        """Tell every observer."""
+        for observer in tuple(self._active):
+            try:
+                observer.notify(event)
+            except Exception as error:
+                self._active.remove(observer)
+                _LOG.error(
+                    "plugin %r failed in decodekit_step_finished at step %d and is not told of "
+                    "further steps of this request: %s: %s",
+                    observer.plugin,
+                    event.step,
+                    type(error).__name__,
+                    error,
+                    exc_info=_LOG.isEnabledFor(logging.DEBUG),
+                )

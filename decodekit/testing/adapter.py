@@ -1,0 +1,277 @@
+"""The laws of a model adapter and its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import Tensor
+
+from decodekit.interfaces import KVCache, ModelAdapter
+from decodekit.plan import StepPlan
+from decodekit.testing.adapter_text import check_texts
+from decodekit.testing.laws import law, random_tokens, random_tree, reordered
+from decodekit.testing.storage import poison, tensors_of
+from decodekit.testing.subject import Subject
+from decodekit.tree import ROOT, TokenTree
+
+__all__ = ["check_adapter"]
+
+
+def check_adapter(
+    adapter: ModelAdapter,
+    *,
+    reference: Callable[[Sequence[int]], Tensor] | None = None,
+    atol: float = 1e-4,
+    storage: Callable[[KVCache], Iterable[Tensor]] | None = None,
+    seed: int = 0,
+) -> None:
+    """Check an adapter: every row has exactly the logits of its path, whatever runs beside it.
+
+    Use a small model with random weights that are large enough for its logits to depend on the
+    whole prefix, in float32 or float64, with at least 48 positions.
+
+    Args:
+        adapter: What is checked.
+        reference: The model without the adapter: the logits [V] after some tokens. Without it the
+            adapter is only compared with itself, one sequence and one chain at a time.
+        atol: Largest difference of two logits that should be equal.
+        storage: The tensors in which a cache keeps rows, for the poison test; None looks for them
+            in the cache's attributes.
+        seed: Of the random prompts and trees.
+
+    Raises:
+        AssertionError: A law is broken; which, and on what input.
+    """
+    subject = Subject(adapter, atol=atol, seed=seed)
+    _check_facts(subject)
+    if reference is not None:
+        for length in (1, 2, 9, 17):
+            tokens = subject.tokens(length)
+            subject.close(
+                subject.alone(tokens), reference(tokens), "a chain has the model's logits", tokens
+            )
+    _check_trees(subject)
+    _check_chunks(subject)
+    _check_commits(subject)
+    _check_scratch(subject)
+    _check_batches(subject)
+    _check_poison(subject, storage)
+    _check_edges(subject)
+    check_texts(subject)
+
+
+def _check_facts(subject: Subject) -> None:
+    adapter = subject.adapter
+    law(
+        isinstance(adapter, ModelAdapter),
+        "an adapter has the methods of ModelAdapter",
+        f"{adapter}",
+    )
+    limit = adapter.max_positions
+    law(limit is None or limit >= 48, "the suite needs 48 positions", f"max_positions is {limit}")
+    law(
+        all(0 <= token < adapter.vocab_size for token in adapter.eos_token_ids),
+        "eos_token_ids are in the vocabulary",
+        f"they are {sorted(adapter.eos_token_ids)} of {adapter.vocab_size}",
+    )
+    first, *rest = subject.tokens(6)
+    other = (first + 1) % adapter.vocab_size
+    gap = float((subject.alone([first, *rest]) - subject.alone([other, *rest])).abs().max())
+    law(
+        gap > 10 * subject.atol,
+        "the logits depend on the first of six tokens, or nothing could be seen here",
+        f"they differ by {gap:.3g}; take a model with larger random weights, or a smaller atol",
+    )
+
+
+def _check_trees(subject: Subject) -> None:
+    choose = subject.choose
+    for prefix, pending in ((0, 1), (0, 6), (5, 1), (9, 3)):
+        for nodes in (1, 5, 12):
+            text = subject.tokens(prefix + pending)
+            tree = random_tree(choose, nodes, subject.adapter.vocab_size, depth=20)
+            cache = subject.prefilled(text[:prefix], capacity=prefix + pending + nodes)
+            logits = subject.run(cache, [StepPlan(prefix, tuple(text[prefix:]), tree)])[0]
+            for node in range(ROOT, len(tree)):
+                path = [*text, *(() if node == ROOT else tree.path_tokens(node))]
+                subject.close(
+                    logits[node + 1],
+                    subject.alone(path),
+                    "a row has the logits of its path alone",
+                    f"node {node} of {tree} after {text}, {prefix} of them in the cache",
+                )
+            other, place = reordered(choose, tree)
+            cache = subject.prefilled(text[:prefix], capacity=prefix + pending + nodes)
+            moved = subject.run(cache, [StepPlan(prefix, tuple(text[prefix:]), other)])[0]
+            for node in range(len(tree)):
+                subject.close(
+                    moved[place[node] + 1],
+                    logits[node + 1],
+                    "the order of siblings does not matter",
+                    f"node {node} of {tree} is node {place[node]} of {other}, after {text}",
+                )
+
+
+def _check_chunks(subject: Subject) -> None:
+    text = subject.tokens(12)
+    for sizes in ((1, 3, 8), (4, 4, 4), (11, 1), (1,) * 12):
+        cache = subject.new_cache(capacity=12)
+        done = 0
+        for size in sizes:
+            logits = subject.run(cache, [StepPlan(done, tuple(text[done : done + size]))])[0]
+            cache.commit([range(size)])
+            done += size
+            subject.close(
+                logits[0],
+                subject.alone(text[:done]),
+                "a prompt in chunks is the prompt",
+                f"{text} in chunks of {sizes}, after {done}",
+            )
+
+
+def _check_commits(subject: Subject) -> None:
+    choose, vocab_size = subject.choose, subject.adapter.vocab_size
+    for _ in range(4):
+        text = subject.tokens(4)
+        cache = subject.prefilled(text[:3], capacity=40)
+        for step in range(3):
+            prefix = cache.lengths[0]
+            tree = random_tree(choose, 9, vocab_size, depth=6)
+            deep = choose.choice([n for n in tree.leaves if n] or [0])  # not a leading run
+            subject.run(cache, [StepPlan(prefix, tuple(text[prefix:]), tree)])
+            path, lead = tree.path(deep), len(text) - prefix
+            cache.commit([[*range(lead), *(lead + node for node in path)]])
+            text += [tree.tokens[node] for node in path]
+            where = f"step {step}, nodes {path} of {tree} were committed, the text is {text}"
+            law(cache.lengths == (len(text),), "lengths count what was committed", where)
+            text += random_tokens(choose, 1, vocab_size)
+            # This pass is thrown away: the next one writes over its rows.
+            after = subject.run(cache, [StepPlan(len(text) - 1, (text[-1],))])[0]
+            subject.close(
+                after[0], subject.alone(text), "committed rows are those of their path", where
+            )
+
+
+def _check_scratch(subject: Subject) -> None:
+    text = subject.tokens(8)
+    tree = random_tree(subject.choose, 10, subject.adapter.vocab_size, depth=9)
+    cache = subject.prefilled(text[:7], capacity=20)
+    plan = StepPlan(7, (text[7],))
+    subject.run(cache, [StepPlan(7, (text[0],), tree)])
+    again = subject.run(cache, [plan])[0]
+    subject.close(again[0], subject.alone(text), "a pass commits nothing", f"{tree}, then {plan}")
+    subject.run(cache, [StepPlan(7, (text[0],), tree)])
+    cache.commit([[]])
+    law(cache.lengths == (7,), "committing nothing keeps nothing", f"lengths: {cache.lengths}")
+    again = subject.run(cache, [plan])[0]
+    subject.close(again[0], subject.alone(text), "lost rows do not matter", f"{tree}, then {plan}")
+    cache.reset()
+    law(cache.lengths == (0,), "reset forgets every row", f"lengths: {cache.lengths}")
+    again = subject.run(cache, [StepPlan(0, tuple(text[:5]))])[0]
+    subject.close(again[0], subject.alone(text[:5]), "a cache can be used again", text[:5])
+
+
+def _check_batches(subject: Subject) -> None:
+    choose, vocab_size = subject.choose, subject.adapter.vocab_size
+    for lengths in ((5, 5), (9, 1, 4), (1, 12, 2)):
+        texts = [subject.tokens(length) for length in lengths]
+        cache = subject.new_cache(batch=len(texts), capacity=40)
+        for round_ in range(2):
+            for step in range(3):
+                trees = [random_tree(choose, choose.randrange(7), vocab_size) for _ in texts]
+                _batch_step(subject, cache, texts, trees, f"step {step} of {lengths}")
+                if step == 0 and len(texts) == 3:
+                    cache.keep([0, 2])
+                    del texts[1]
+                elif step == 1:
+                    cache.keep([len(texts) - 1])
+                    del texts[:-1]
+                law(
+                    len(cache.lengths) == len(texts),
+                    "keep leaves the named sequences",
+                    f"lengths {cache.lengths}, expected {len(texts)} of them",
+                )
+            cache.reset()
+            law(
+                cache.lengths == (0,) * len(lengths),
+                "reset brings all sequences back",
+                f"lengths {cache.lengths} after round {round_}",
+            )
+            texts = [subject.tokens(length) for length in reversed(lengths)]
+
+
+def _batch_step(
+    subject: Subject, cache: KVCache, texts: list[list[int]], trees: list[TokenTree], where: str
+) -> None:
+    """Run a step of a batch, compare every row, and commit a path of each tree."""
+    plans = [
+        StepPlan(length, tuple(text[length:]), tree)
+        for text, length, tree in zip(texts, cache.lengths, trees, strict=True)
+    ]
+    logits = subject.run(cache, plans)
+    keep: list[list[int]] = []
+    for index, (text, plan) in enumerate(zip(texts, plans, strict=True)):
+        for node in range(ROOT, len(plan.tree)):
+            path = [*text, *(() if node == ROOT else plan.tree.path_tokens(node))]
+            subject.close(
+                logits[index][node + 1],
+                subject.alone(path),
+                "a sequence of a batch has the logits that it has alone",
+                f"{where}, sequence {index}, node {node} of {plan}",
+            )
+        path_nodes = plan.tree.path(len(plan.tree) - 1) if len(plan.tree) else ()
+        lead = len(plan.pending)
+        keep.append([*range(lead), *(lead + node for node in path_nodes)])
+        text += [plan.tree.tokens[node] for node in path_nodes]
+        text += subject.tokens(1)
+    cache.commit(keep)
+
+
+def _check_poison(subject: Subject, storage: Callable[[KVCache], Iterable[Tensor]] | None) -> None:
+    """Fill all memory that holds no committed row with NaN: it must never be read."""
+    text = subject.tokens(10)
+    cache = subject.prefilled(text, capacity=24)
+    subject.run(cache, [StepPlan(10, tuple(text[:3]))])
+    cache.reset()
+    found = list(storage(cache) if storage else tensors_of(cache, apart_from=subject.adapter))
+    poison(found)
+    tree = random_tree(subject.choose, 8, subject.adapter.vocab_size, depth=9)
+    for plan in (StepPlan(0, tuple(text[:9])), StepPlan(9, (text[9],), tree)):
+        logits = subject.run(cache, [plan], name="memory that holds no committed row is not read")
+        subject.close(
+            logits[0][0],
+            subject.alone(text[: plan.prefix + len(plan.pending)]),
+            "memory that holds no committed row is not read",
+            f"all of it was NaN; {plan}",
+        )
+        cache.commit([range(len(plan.pending))])
+
+
+def _check_edges(subject: Subject) -> None:
+    """Run up to the last row of the cache, and the last position of the model."""
+    text = subject.tokens(9)
+    cache = subject.new_cache(capacity=9)
+    law(cache.capacity >= 9, "a cache has the capacity asked for", f"9, not {cache.capacity}")
+    logits = subject.run(cache, [StepPlan(0, tuple(text[:5]), TokenTree.chain(text[5:]))])[0]
+    subject.close(logits[4], subject.alone(text), "every row of the capacity can be used", text)
+    cache.commit([range(9)])
+    over = tuple(subject.tokens(cache.capacity - 9 + 1))
+    try:
+        subject.adapter.forward([StepPlan(9, over)], cache)
+    except Exception:  # any refusal will do
+        pass
+    else:
+        law(
+            False,
+            "rows for which there is no room are refused",
+            f"{len(over)} rows behind 9 of {cache.capacity}",
+        )
+    limit = subject.adapter.max_positions
+    if limit is not None and limit <= 1024:
+        text = subject.tokens(limit)
+        cache = subject.prefilled(text[:-4], capacity=limit)
+        chain = TokenTree.chain(text[-3:])
+        logits = subject.run(cache, [StepPlan(limit - 4, (text[-4],), chain)])[0]
+        subject.close(
+            logits[3], subject.alone(text), "the last position is usable", f"position {limit - 1}"
+        )

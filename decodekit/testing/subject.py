@@ -1,0 +1,90 @@
+"""An adapter under test, and the plainest way to ask it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decodekit.interfaces import KVCache, ModelAdapter
+from decodekit.plan import StepPlan
+from decodekit.testing.laws import law, random_tokens
+
+__all__ = ["Subject"]
+
+
+class Subject:
+    """An adapter, and what the suite knows of it.
+
+    Args:
+        adapter: What is checked.
+        atol: Largest difference of two logits that should be equal.
+        seed: Of the random choices.
+    """
+
+    def __init__(self, adapter: ModelAdapter, *, atol: float, seed: int) -> None:
+        self.adapter = adapter
+        self.atol = atol
+        self.choose = random.Random(seed)
+
+    def tokens(self, count: int) -> list[int]:
+        """Return random tokens."""
+        return [*random_tokens(self.choose, count, self.adapter.vocab_size)]
+
+    def new_cache(self, *, capacity: int, batch: int = 1) -> KVCache:
+        """Return an empty cache."""
+        cache = self.adapter.new_cache(batch=batch, capacity=capacity)
+        law(
+            cache.lengths == (0,) * batch,
+            "a new cache is empty, with one length for each sequence",
+            f"batch {batch}, lengths {cache.lengths!r}",
+        )
+        return cache
+
+    def prefilled(self, text: Sequence[int], *, capacity: int) -> KVCache:
+        """Return a cache that holds ``text``."""
+        cache = self.new_cache(capacity=max(capacity, 1))
+        if text:
+            self.run(cache, [StepPlan(0, tuple(text))])
+            cache.commit([range(len(text))])
+        return cache
+
+    def alone(self, text: Sequence[int]) -> Tensor:
+        """Return the logits [V] after ``text``: one chain, one sequence, a cache of its own."""
+        cache = self.new_cache(capacity=len(text))
+        return self.run(cache, [StepPlan(0, tuple(text))])[0][0]
+
+    def run(
+        self, cache: KVCache, plans: list[StepPlan], *, name: str = "logits are finite"
+    ) -> list[Tensor]:
+        """Run a step; return the logits in float64 on the host.
+
+        Args:
+            cache: The cache.
+            plans: One per sequence.
+            name: The law that is broken by logits that are not finite.
+        """
+        before = cache.lengths
+        logits = self.adapter.forward(plans, cache)
+        law(len(logits) == len(plans), "one result per sequence", f"{len(logits)} for {plans}")
+        law(
+            cache.lengths == before,
+            "a pass commits nothing",
+            f"lengths {before} became {cache.lengths} with {plans}",
+        )
+        for rows, plan in zip(logits, plans, strict=True):
+            shape = (1 + len(plan.tree), self.adapter.vocab_size)
+            law(
+                tuple(rows.shape) == shape,
+                "the logits are [1 + T, V]",
+                f"they are {list(rows.shape)}, not {list(shape)}, for {plan}",
+            )
+            law(bool(torch.isfinite(rows).all()), name, f"some are not finite, for {plan}")
+        return [rows.detach().cpu().double() for rows in logits]
+
+    def close(self, actual: Tensor, expected: Tensor, name: str, where: object) -> None:
+        """Raise unless two rows of logits are equal, up to ``atol``."""
+        gap = float((actual - expected.detach().cpu().double()).abs().max())
+        law(gap <= self.atol, name, f"off by {gap:.3g}, with {where}")

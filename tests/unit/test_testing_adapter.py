@@ -1,0 +1,260 @@
+"""``check_adapter``: the built-in adapter passes, and each law catches one that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decodekit.adapters.hf.cache import HFCache
+from decodekit.factory import build_adapter
+from decodekit.plan import StepPlan
+from decodekit.testing import ToyAdapter, check_adapter
+from decodekit.testing.toy import ToyCache
+from tests.tiny import logits_after, tiny_model
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("llama", "sdpa"),
+        ("llama", "eager"),
+        ("mistral", "sdpa"),
+        ("qwen2", "eager"),
+        ("gemma2", "eager"),
+        ("gpt2", "sdpa"),
+    ],
+)
+def test_the_built_in_adapter_keeps_every_law(kind: str, backend: str) -> None:
+    model = tiny_model(kind)
+    adapter = build_adapter(model, backend=backend)
+    check_adapter(adapter, reference=lambda tokens: logits_after(model, tokens))
+
+
+def test_the_toy_model_keeps_every_law() -> None:
+    toy = ToyAdapter(max_positions=60, eos=[3])
+    check_adapter(toy, reference=toy.logits_after, seed=1)
+
+
+Forward = Callable[[ToyAdapter, Sequence[StepPlan], Any, list[Tensor]], list[Tensor]]
+
+
+def late_chunks_wrong(
+    model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]
+) -> list[Tensor]:
+    """Right, but for a chunk of four tokens or more behind a prefix."""
+    return [
+        rows + 0.01 * (plan.prefix > 0 and len(plan.pending) > 3 and len(plan.tree) == 0)
+        for plan, rows in zip(plans, logits, strict=True)
+    ]
+
+
+def reads_memory(model: ToyAdapter, plans: Any, cache: Any, logits: list[Tensor]) -> list[Tensor]:
+    return [rows + 0 * cache.memory[0]["deep"][0].sum() for rows in logits]
+
+
+class Changed(ToyAdapter):
+    """A toy model whose logits are changed before anybody sees them."""
+
+    def __init__(self, change: Forward, **options: Any) -> None:
+        super().__init__(**options)
+        self.change = change
+
+    def forward(self, plans: Sequence[StepPlan], cache: ToyCache) -> list[Tensor]:
+        return self.change(self, plans, cache, super().forward(plans, cache))
+
+
+class WithCache(ToyAdapter):
+    """A toy model with another cache."""
+
+    def __init__(self, kind: type[ToyCache], **options: Any) -> None:
+        super().__init__(**options)
+        self.kind = kind
+
+    def new_cache(self, *, batch: int, capacity: int) -> ToyCache:
+        return self.kind(batch=batch, capacity=capacity)
+
+
+class KeepsTheFirstSequences(ToyCache):
+    def keep(self, sequences: Sequence[int]) -> None:
+        super().keep(range(len(sequences)))
+
+
+class KeepsAll(ToyCache):
+    def keep(self, sequences: Sequence[int]) -> None:
+        pass
+
+
+class NeverForgets(ToyCache):
+    def reset(self) -> None:
+        if not self.rows:
+            super().reset()
+
+
+class LosesSequences(ToyCache):
+    def reset(self) -> None:
+        self.batch = len(self.rows) or self.batch
+        super().reset()
+
+
+class Smaller(ToyCache):
+    def __init__(self, *, batch: int, capacity: int) -> None:
+        super().__init__(batch=batch, capacity=capacity)
+        self.capacity = capacity // 2 + 60
+
+
+class Endless(ToyCache):
+    """Has a number for a capacity that nobody heeds."""
+
+    def __init__(self, *, batch: int, capacity: int) -> None:
+        super().__init__(batch=batch, capacity=capacity)
+        self.capacity = Unheeded(capacity)
+
+
+class Unheeded(int):
+    def __ge__(self, other: int) -> bool:
+        return True
+
+
+class Remembers(ToyCache):
+    """Holds memory that the model reads before it was written."""
+
+    def __init__(self, *, batch: int, capacity: int) -> None:
+        super().__init__(batch=batch, capacity=capacity)
+        self.memory = [{"deep": (torch.zeros(3),)}]
+
+
+def commits(model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]) -> list[Tensor]:
+    cache.commit([range(plan.rows) for plan in plans])
+    return logits
+
+
+def last_row_wrong(
+    model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]
+) -> list[Tensor]:
+    """A guess at the model's last position gets other logits than the text."""
+    for plan, rows in zip(plans, logits, strict=True):
+        for index, position in enumerate(plan.positions[plan.anchor_row :]):
+            rows[index] += float(position == 59 and len(plan.tree) > 0)
+    return logits
+
+
+def long_texts_wrong(
+    model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]
+) -> list[Tensor]:
+    """Right, unless there is a prefix of 22 rows or more, which only whole texts reach."""
+    return [
+        rows.flip(-1) if plan.prefix >= 22 else rows
+        for plan, rows in zip(plans, logits, strict=True)
+    ]
+
+
+BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "no adapter": (lambda: "gpt2", "an adapter is a ModelAdapter|has the methods"),
+    "few positions": (lambda: ToyAdapter(max_positions=40), "the suite needs 48 positions"),
+    "eos outside": (lambda: ToyAdapter(eos=[11]), "eos_token_ids are in the vocabulary"),
+    "no context": (lambda: ToyAdapter(context=1), "the logits depend on the first of six"),
+    "anchor only": (
+        lambda: Changed(lambda *step: [rows[:1] for rows in step[3]]),
+        r"the logits are \[1 \+ T, V\]",
+    ),
+    "one sequence": (lambda: Changed(lambda *step: step[3][:1]), "one result per sequence"),
+    "infinite": (lambda: Changed(lambda *step: [r / 0 for r in step[3]]), "logits are finite"),
+    "commits": (lambda: Changed(commits), "a pass commits nothing"),
+    "rows mixed up": (
+        lambda: Changed(lambda *step: [rows.flip(0) for rows in step[3]]),
+        "a row has the logits of its path alone",
+    ),
+    "chunks": (
+        lambda: Changed(late_chunks_wrong),
+        "a prompt in chunks is the prompt",
+    ),
+    "batches": (
+        lambda: Changed(lambda *step: [rows + 0.01 * (len(step[3]) > 1) for rows in step[3]]),
+        "a sequence of a batch has the logits that it has alone",
+    ),
+    "wrong kept": (
+        lambda: WithCache(KeepsTheFirstSequences),
+        "a sequence of a batch has the logits that it has alone",
+    ),
+    "all kept": (lambda: WithCache(KeepsAll), "keep leaves the named sequences"),
+    "no reset": (lambda: WithCache(NeverForgets), "reset forgets every row"),
+    "short reset": (lambda: WithCache(LosesSequences), "reset brings all sequences back"),
+    "no overflow": (lambda: WithCache(Endless), "rows for which there is no room are refused"),
+    "reads memory": (
+        lambda: Changed(reads_memory),
+        "memory that holds no committed row is not read",
+    ),
+    "last position": (
+        lambda: Changed(last_row_wrong, max_positions=60),
+        "the last position is usable",
+    ),
+    "long texts": (lambda: Changed(long_texts_wrong), "every strategy gives the greedy text"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_adapter_is_caught_by_the_law_that_it_breaks(name: str) -> None:
+    make, expected = BROKEN[name]
+    adapter = make()
+    if name == "reads memory":
+        adapter.new_cache = lambda **sizes: Remembers(**sizes)
+    with pytest.raises(AssertionError, match=f"^broken law: .*({expected})"):
+        check_adapter(adapter)
+
+
+def test_an_adapter_that_differs_from_its_model_is_caught() -> None:
+    toy = ToyAdapter()
+    with pytest.raises(AssertionError, match=r"a chain has the model's logits; off by .* with"):
+        check_adapter(toy, reference=lambda tokens: toy.logits_after(tokens) + 0.01)
+
+
+def test_memory_that_is_hidden_can_be_named() -> None:
+    hidden = torch.zeros(3)
+    adapter = Changed(lambda *step: [rows + 0 * hidden.sum() for rows in step[3]])
+    check_adapter(adapter)  # it cannot be found from the cache
+    with pytest.raises(AssertionError, match="memory that holds no committed row is not read"):
+        check_adapter(adapter, storage=lambda _: [hidden])
+
+
+class ByRow(StepPlan):
+    """A plan whose positions are those of its rows in memory."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple(range(self.prefix, self.prefix + self.rows))
+
+
+def test_positions_by_row_are_caught() -> None:
+    adapter: Any = build_adapter(tiny_model())
+    forward = adapter.forward
+    adapter.forward = lambda plans, cache: forward(
+        [ByRow(plan.prefix, plan.pending, plan.tree) for plan in plans], cache
+    )
+    with pytest.raises(AssertionError, match="a row has the logits of its path alone"):
+        check_adapter(adapter)
+
+
+def test_a_mask_that_shows_too_much_is_caught() -> None:
+    adapter: Any = build_adapter(tiny_model())
+    lower = adapter.backend.lower
+
+    def causal(masks: Any, **form: Any) -> Any:
+        plans = [StepPlan(mask.prefix, (0,) * mask.rows) for mask in masks]
+        return lower([plan.mask() for plan in plans], **form)
+
+    adapter.backend.lower = causal
+    with pytest.raises(AssertionError, match="a row has the logits of its path alone"):
+        check_adapter(adapter)
+
+
+def test_a_cache_that_keeps_other_rows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = HFCache.commit
+    monkeypatch.setattr(
+        HFCache, "commit", lambda cache, rows: commit(cache, [range(len(keep)) for keep in rows])
+    )
+    with pytest.raises(AssertionError, match="committed rows are those of their path"):
+        check_adapter(build_adapter(tiny_model(), adapter="hf"))
