@@ -20,7 +20,14 @@ from decodekit.verify import ExactMatchVerifier
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["EagerConfig", "ExactMatchConfig", "HFConfig", "RejectionConfig", "SDPAConfig"]
+__all__ = [
+    "EagerConfig",
+    "ExactMatchConfig",
+    "FlashConfig",
+    "HFConfig",
+    "RejectionConfig",
+    "SDPAConfig",
+]
 
 
 @dataclass(kw_only=True)
@@ -35,6 +42,13 @@ class SDPAConfig:
     """Settings of ``backend=sdpa``: there are none."""
 
     name: str = "sdpa"
+
+
+@dataclass(kw_only=True)
+class FlashConfig:
+    """Settings of ``backend=flash``: there are none."""
+
+    name: str = "flash"
 
 
 @dataclass(kw_only=True)
@@ -68,6 +82,12 @@ def _sdpa(config: SDPAConfig) -> AttentionBackend:
     from decodekit.backends.sdpa import SDPABackend
 
     return SDPABackend()
+
+
+def _flash(config: FlashConfig) -> AttentionBackend:
+    from decodekit.backends.flash import FlashBackend
+
+    return FlashBackend()
 
 
 def _hf(config: HFConfig, model: PreTrainedModel, backend: AttentionBackend) -> ModelAdapter:
@@ -121,8 +141,12 @@ def decodekit_register_pools() -> list[Component]:
 
 @hookimpl
 def decodekit_register_backends() -> list[Component]:
-    """Return the backends that need no package but torch."""
-    return [Component("eager", EagerConfig, _eager), Component("sdpa", SDPAConfig, _sdpa)]
+    """Return the backends; what a kernel needs is looked for when one is built or first used."""
+    return [
+        Component("eager", EagerConfig, _eager),
+        Component("flash", FlashConfig, _flash),
+        Component("sdpa", SDPAConfig, _sdpa),
+    ]
 
 
 @hookimpl

@@ -38,7 +38,7 @@ def sampled_loop(model: Any, prompt: list[int], count: int, params: SamplingPara
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gpt2"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa"])
 def test_greedy_equals_a_plain_loop_and_generate(kind: str, backend: str) -> None:
     model = tiny_model(kind)
     prompt = random_prompt(21)

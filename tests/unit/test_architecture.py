@@ -23,6 +23,8 @@ LAYERS = [
     ["plan"],
     ["interfaces"],
     ["sampling", "runner", "processors", "constraint", "scores"],
+    ["backends.merge"],
+    ["backends.flash_kernels"],
     ["strategies", "backends", "adapters"],
     ["shaping", "guidance", "foreign"],
     ["target"],
