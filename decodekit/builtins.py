@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from decodekit.backends.triton import TritonConfig
 from decodekit.hookspecs import hookimpl
 from decodekit.interfaces import AttentionBackend, ModelAdapter, Parts, Strategy, Verifier
 from decodekit.pool import RecentNGramPool, RecentPoolConfig
@@ -90,6 +91,12 @@ def _flash(config: FlashConfig) -> AttentionBackend:
     return FlashBackend()
 
 
+def _triton(config: TritonConfig) -> AttentionBackend:
+    from decodekit.backends.triton import TritonBackend
+
+    return TritonBackend(config)
+
+
 def _hf(config: HFConfig, model: PreTrainedModel, backend: AttentionBackend) -> ModelAdapter:
     # Imported here: transformers takes seconds, and `import decodekit` must not.
     from decodekit.adapters.hf import HFAdapter
@@ -146,6 +153,7 @@ def decodekit_register_backends() -> list[Component]:
         Component("eager", EagerConfig, _eager),
         Component("flash", FlashConfig, _flash),
         Component("sdpa", SDPAConfig, _sdpa),
+        Component("triton", TritonConfig, _triton),
     ]
 
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from decodekit.interfaces import AttentionBackend
 from decodekit.mask import TreeMask
 
-__all__ = ["TOLERANCES", "assert_close", "attend", "random_states"]
+__all__ = [
+    "HALF_AND_SINGLE",
+    "NEEDS_TRITON",
+    "TOLERANCES",
+    "assert_close",
+    "attend",
+    "random_states",
+]
+
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
 TOLERANCES = {
     # dtype: (atol, rtol), for values of size about 1; docs/backends.md says the same
@@ -20,6 +31,7 @@ TOLERANCES = {
     torch.float16: (2e-3, 2e-2),
     torch.bfloat16: (2e-2, 2e-2),
 }
+HALF_AND_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def random_states(

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
 from hypothesis import settings
+
+# Triton reads this when it is first imported: without a GPU its kernels run in Python.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No deadline: the first example of a test may pay for an import. No reruns, no randomness: a
 # failure in CI is a failure here.

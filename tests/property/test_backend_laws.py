@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
 from decodekit.backends.merge import merge_parts
+from decodekit.backends.triton import TritonBackend, TritonConfig
 from decodekit.interfaces import AttentionBackend
 from decodekit.mask import TreeMask
 from decodekit.plan import StepPlan
-from tests.attention import TOLERANCES, assert_close, attend, random_states
+from tests.attention import (
+    HALF_AND_SINGLE,
+    NEEDS_TRITON,
+    TOLERANCES,
+    assert_close,
+    attend,
+    random_states,
+)
 from tests.property.strategies import trees
 
 LAYOUTS = [(1, 1), (4, 4), (6, 2), (9, 3), (8, 1)]  # query heads, kv heads
@@ -27,16 +36,32 @@ LAYOUTS = [(1, 1), (4, 4), (6, 2), (9, 3), (8, 1)]  # query heads, kv heads
 class Kernel:
     """A backend, and what it supports on a CPU."""
 
-    backend: AttentionBackend
+    name: str
+    build: Callable[[], AttentionBackend]
     dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCES)
     dims: tuple[int, ...] = (8, 64, 80, 128)
     softcap: bool = True
     sinks: bool = True
     examples: int = 60
     max_prefix: int = 600
+    shrinks: bool = True
 
 
-KERNELS = [Kernel(FlashBackend(), dims=(5, 8, 64, 80, 128), softcap=False, examples=150)]
+TRITON: dict[str, Any] = {
+    "dtypes": HALF_AND_SINGLE,
+    "dims": (5, 8, 64, 80, 128),
+    "examples": 20,
+    "shrinks": False,
+}
+KERNELS = [
+    Kernel("flash", FlashBackend, dims=(5, 8, 64, 80, 128), softcap=False, examples=150),
+    Kernel("triton", TritonBackend, **TRITON),
+    Kernel(
+        "triton in 3 splits",
+        lambda: TritonBackend(TritonConfig(splits=3)),
+        **{**TRITON, "examples": 10},
+    ),
+]
 
 
 @st.composite
@@ -49,9 +74,22 @@ def masks(draw: st.DrawFn, max_prefix: int) -> TreeMask:
     return (plan if tree is None else StepPlan(prefix, (0,) * pending, tree)).mask()
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.backend.name)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(
+            kernel, id=kernel.name, marks=[NEEDS_TRITON] if "triton" in kernel.name else []
+        )
+        for kernel in KERNELS
+    ],
+)
 def test_it_equals_eager(kernel: Kernel) -> None:
-    @settings(max_examples=kernel.examples)
+    backend = kernel.build()
+
+    # Shrinking a failure of a kernel in Python would take minutes.
+    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if kernel.shrinks else [])]
+
+    @settings(max_examples=kernel.examples, phases=phases)
     @given(
         batch=st.lists(masks(kernel.max_prefix), min_size=1, max_size=3),
         layout=st.sampled_from(LAYOUTS),
@@ -77,7 +115,7 @@ def test_it_equals_eager(kernel: Kernel) -> None:
         states = random_states(batch, layout, dtype, seed, dim=dim, spare=spare)
         sinks = torch.linspace(-3, 9, layout[0]).to(dtype) if with_sinks else None
         options: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks}
-        actual = attend(kernel.backend, batch, states, **options)
+        actual = attend(backend, batch, states, **options)
         expected = attend(EagerBackend(), batch, states, **options)
         assert actual.shape == expected.shape
         assert bool(torch.isfinite(actual).all())

@@ -24,7 +24,7 @@ LAYERS = [
     ["interfaces"],
     ["sampling", "runner", "processors", "constraint", "scores"],
     ["backends.merge"],
-    ["backends.flash_kernels"],
+    ["backends.flash_kernels", "backends.triton_kernels"],
     ["strategies", "backends", "adapters"],
     ["shaping", "guidance", "foreign"],
     ["target"],
@@ -82,7 +82,7 @@ OTHER_PACKAGES = {
         "margin",
     ),
     "pluggy": ("hookspecs", "plugins"),
-    "triton": (),
+    "triton": ("backends.triton_kernels",),
 }
 
 PUBLIC = [

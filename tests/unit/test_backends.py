@@ -13,13 +13,14 @@ from torch import Tensor
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
 from decodekit.backends.sdpa import SDPABackend
+from decodekit.backends.triton import TritonBackend
 from decodekit.errors import BackendError
 from decodekit.interfaces import AttentionBackend, MaskBuilder
 from decodekit.mask import TreeMask
 from decodekit.plan import StepPlan
 from decodekit.tree import TokenTree
 from tests import attention
-from tests.attention import TOLERANCES, assert_close, attend
+from tests.attention import NEEDS_TRITON, TOLERANCES, assert_close, attend
 
 LAYOUTS = [(1, 1), (4, 4), (4, 2), (9, 3), (8, 1)]  # query heads, kv heads
 DIM = 8
@@ -72,16 +73,22 @@ def naive(
 
 
 @pytest.fixture(
-    params=[EagerBackend(), FlashBackend(), SDPABackend()], ids=lambda backend: backend.name
+    params=[
+        EagerBackend,
+        FlashBackend,
+        SDPABackend,
+        pytest.param(TritonBackend, marks=NEEDS_TRITON),
+    ],
+    ids=lambda build: build.name,
 )
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    return request.param
+    return request.param()  # type: ignore[no-any-return]
 
 
 def test_all_are_attention_backends_and_say_their_name(backend: AttentionBackend) -> None:
     assert isinstance(backend, AttentionBackend)
     assert isinstance(backend, MaskBuilder)
-    assert backend.name in {"eager", "flash", "sdpa"}
+    assert backend.name in {"eager", "flash", "sdpa", "triton"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -100,6 +107,8 @@ def test_eager_equals_the_naive_definition(layout: tuple[int, int], window: int 
 def test_all_equal_the_naive_definition_in_every_dtype(
     backend: AttentionBackend, layout: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    if backend.name == "triton" and dtype == torch.float64:
+        pytest.skip("refused: triton has no float64 products")
     mask = random_plan(7, prefix=9, pending=2, nodes=6).mask()
     states = random_states([mask], layout, dtype)
     for window in (None, 4):
