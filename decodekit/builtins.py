@@ -25,6 +25,7 @@ __all__ = [
     "EagerConfig",
     "ExactMatchConfig",
     "FlashConfig",
+    "FlexConfig",
     "HFConfig",
     "RejectionConfig",
     "SDPAConfig",
@@ -50,6 +51,18 @@ class FlashConfig:
     """Settings of ``backend=flash``: there are none."""
 
     name: str = "flash"
+
+
+@dataclass(kw_only=True)
+class FlexConfig:
+    """Settings of ``backend=flex``.
+
+    Attributes:
+        compile: Compile the kernel; otherwise it runs step by step, with all scores in memory.
+    """
+
+    name: str = "flex"
+    compile: bool = True
 
 
 @dataclass(kw_only=True)
@@ -89,6 +102,13 @@ def _flash(config: FlashConfig) -> AttentionBackend:
     from decodekit.backends.flash import FlashBackend
 
     return FlashBackend()
+
+
+def _flex(config: FlexConfig) -> AttentionBackend:
+    # Imported here: torch's compiler is behind it.
+    from decodekit.backends.flex import FlexBackend
+
+    return FlexBackend(compiled=config.compile)
 
 
 def _triton(config: TritonConfig) -> AttentionBackend:
@@ -152,6 +172,7 @@ def decodekit_register_backends() -> list[Component]:
     return [
         Component("eager", EagerConfig, _eager),
         Component("flash", FlashConfig, _flash),
+        Component("flex", FlexConfig, _flex),
         Component("sdpa", SDPAConfig, _sdpa),
         Component("triton", TritonConfig, _triton),
     ]

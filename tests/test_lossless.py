@@ -56,11 +56,13 @@ def test_greedy_equals_a_plain_loop_and_generate(kind: str, backend: str) -> Non
 @pytest.mark.parametrize(
     ("kind", "backend"),
     [
+        pytest.param("mistral", {"name": "flex", "compile": False}, id="mistral-flex"),
+        pytest.param("gemma2", {"name": "flex", "compile": False}, id="gemma2-flex"),
         pytest.param("mistral", "triton", marks=NEEDS_TRITON),
         pytest.param("gemma2", "triton", marks=NEEDS_TRITON),
     ],
 )
-def test_greedy_on_kernels_that_are_slow_here(kind: str, backend: str) -> None:
+def test_greedy_on_kernels_that_are_slow_here(kind: str, backend: Any) -> None:
     """Fewer tokens than above; prompt and text cross the window, gemma2 has a softcap as well."""
     model = tiny_model(kind)
     prompt = random_prompt(WINDOW - 2)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
+from decodekit.backends.flex import FlexBackend
 from decodekit.backends.merge import merge_parts
 from decodekit.backends.triton import TritonBackend, TritonConfig
 from decodekit.interfaces import AttentionBackend
@@ -55,6 +56,7 @@ TRITON: dict[str, Any] = {
 }
 KERNELS = [
     Kernel("flash", FlashBackend, dims=(5, 8, 64, 80, 128), softcap=False, examples=150),
+    Kernel("flex", lambda: FlexBackend(compiled=False), dims=(5, 8, 64, 80, 128)),
     Kernel("triton", TritonBackend, **TRITON),
     Kernel(
         "triton in 3 splits",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
+from decodekit.backends.flex import FlexBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.backends.triton import TritonBackend
 from decodekit.errors import BackendError
@@ -76,10 +78,11 @@ def naive(
     params=[
         EagerBackend,
         FlashBackend,
+        partial(FlexBackend, compiled=False),
         SDPABackend,
         pytest.param(TritonBackend, marks=NEEDS_TRITON),
     ],
-    ids=lambda build: build.name,
+    ids=["eager", "flash", "flex", "sdpa", "triton"],
 )
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     return request.param()  # type: ignore[no-any-return]
@@ -88,7 +91,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 def test_all_are_attention_backends_and_say_their_name(backend: AttentionBackend) -> None:
     assert isinstance(backend, AttentionBackend)
     assert isinstance(backend, MaskBuilder)
-    assert backend.name in {"eager", "flash", "sdpa", "triton"}
+    assert backend.name in {"eager", "flash", "flex", "sdpa", "triton"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -69,7 +69,8 @@ class HFAdapter:
     def new_cache(self, *, batch: int, capacity: int) -> HFCache:
         """Return an empty cache for ``batch`` sequences of at most ``capacity`` rows each."""
         layers = int(self.model.config.num_hidden_layers)
-        return HFCache(layers=layers, batch=batch, capacity=capacity)
+        key_rows = getattr(self.backend, "key_rows", None)
+        return HFCache(layers=layers, batch=batch, capacity=capacity, key_rows=key_rows)
 
     @torch.inference_mode()
     def forward(self, plans: Sequence[StepPlan], cache: KVCache) -> list[Tensor]:

@@ -9,7 +9,7 @@ Shapes: L layers, B batch, K kv heads, C capacity, D head dim, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,12 +46,16 @@ class _Storage:
         layers: L.
         batch: B.
         capacity: C.
+        key_rows: Rounds the length of the views that attention reads.
     """
 
-    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
+    def __init__(
+        self, *, layers: int, batch: int, capacity: int, key_rows: Callable[[int], int]
+    ) -> None:
         self.layers = layers
         self.batch = batch
         self.capacity = capacity
+        self.key_rows = key_rows
         self.lengths = [0] * batch
         self.ends: tuple[int, ...] = ()  # where the rows of the pass under way end
         self.slabs: dict[str, list[_Slab]] = {"keys": [], "values": []}
@@ -72,7 +76,12 @@ class _Storage:
                 return slab.data[layer]
         try:
             slabs.append(
-                _Slab(layers=self.layers, batch=self.batch, capacity=self.capacity, states=states)
+                _Slab(
+                    layers=self.layers,
+                    batch=self.batch,
+                    capacity=self.key_rows(self.capacity),
+                    states=states,
+                )
             )
         except (RuntimeError, MemoryError) as error:
             raise GenerationError(
@@ -102,7 +111,10 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the rows [B, K, R, D] behind the committed ones; return all rows so far."""
+        """Write the rows [B, K, R, D] behind the committed ones; return all rows so far.
+
+        What lies behind them in a rounded view is zeros, or rows of earlier passes.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -112,7 +124,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
         for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
             self.keys[index, :, start:end] = key_states[index, :, : end - start]
             self.values[index, :, start:end] = value_states[index, :, : end - start]
-        batch, end = len(ends), max(ends)
+        batch, end = len(ends), self._storage.key_rows(max(ends))
         return self.keys[:batch, :, :end], self.values[:batch, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -128,6 +140,10 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
         return self._storage.capacity
 
 
+def _as_it_is(rows: int) -> int:
+    return rows
+
+
 class HFCache(Cache):  # type: ignore[misc]  # untyped base
     """The ``KVCache`` of the ``hf`` adapter, which is also a ``transformers`` cache.
 
@@ -135,10 +151,20 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         layers: L, the model's number of layers.
         batch: B, the number of sequences.
         capacity: C, rows per sequence, scratch rows included. Memory is taken at the first pass.
+        key_rows: The backend's, if it has one; see ``AttentionBackend``.
     """
 
-    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
-        storage = _Storage(layers=layers, batch=batch, capacity=capacity)
+    def __init__(
+        self,
+        *,
+        layers: int,
+        batch: int,
+        capacity: int,
+        key_rows: Callable[[int], int] | None = None,
+    ) -> None:
+        storage = _Storage(
+            layers=layers, batch=batch, capacity=capacity, key_rows=key_rows or _as_it_is
+        )
         super().__init__(layers=[_Layer(storage, index) for index in range(layers)])
         self._storage = storage
 
