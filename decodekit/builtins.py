@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from decodekit.backends.triton import TritonConfig
 from decodekit.hookspecs import hookimpl
 from decodekit.interfaces import AttentionBackend, ModelAdapter, Parts, Strategy, Verifier
 from decodekit.pool import RecentNGramPool, RecentPoolConfig
@@ -24,6 +25,8 @@ __all__ = [
     "AutoAdapterConfig",
     "EagerConfig",
     "ExactMatchConfig",
+    "FlashConfig",
+    "FlexConfig",
     "HFConfig",
     "LlamaAdapterConfig",
     "RejectionConfig",
@@ -43,6 +46,25 @@ class SDPAConfig:
     """Settings of ``backend=sdpa``: there are none."""
 
     name: str = "sdpa"
+
+
+@dataclass(kw_only=True)
+class FlashConfig:
+    """Settings of ``backend=flash``: there are none."""
+
+    name: str = "flash"
+
+
+@dataclass(kw_only=True)
+class FlexConfig:
+    """Settings of ``backend=flex``.
+
+    Attributes:
+        compile: Compile the kernel; otherwise it runs step by step, with all scores in memory.
+    """
+
+    name: str = "flex"
+    compile: bool = True
 
 
 @dataclass(kw_only=True)
@@ -90,6 +112,25 @@ def _sdpa(config: SDPAConfig) -> AttentionBackend:
     from decodekit.backends.sdpa import SDPABackend
 
     return SDPABackend()
+
+
+def _flash(config: FlashConfig) -> AttentionBackend:
+    from decodekit.backends.flash import FlashBackend
+
+    return FlashBackend()
+
+
+def _flex(config: FlexConfig) -> AttentionBackend:
+    # Imported here: torch's compiler is behind it.
+    from decodekit.backends.flex import FlexBackend
+
+    return FlexBackend(compiled=config.compile)
+
+
+def _triton(config: TritonConfig) -> AttentionBackend:
+    from decodekit.backends.triton import TritonBackend
+
+    return TritonBackend(config)
 
 
 def _hf(config: HFConfig, model: PreTrainedModel, backend: AttentionBackend) -> ModelAdapter:
@@ -161,8 +202,14 @@ def decodekit_register_pools() -> list[Component]:
 
 @hookimpl
 def decodekit_register_backends() -> list[Component]:
-    """Return the backends that need no package but torch."""
-    return [Component("eager", EagerConfig, _eager), Component("sdpa", SDPAConfig, _sdpa)]
+    """Return the backends; what a kernel needs is looked for when one is built or first used."""
+    return [
+        Component("eager", EagerConfig, _eager),
+        Component("flash", FlashConfig, _flash),
+        Component("flex", FlexConfig, _flex),
+        Component("sdpa", SDPAConfig, _sdpa),
+        Component("triton", TritonConfig, _triton),
+    ]
 
 
 @hookimpl

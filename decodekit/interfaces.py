@@ -293,7 +293,13 @@ class MaskBuilder(Protocol):
 
 @runtime_checkable
 class AttentionBackend(MaskBuilder, Protocol):
-    """One attention kernel: lowers the masks of a step once, attends once per layer."""
+    """One attention kernel: lowers the masks of a step once, attends once per layer.
+
+    One that is compiled for each number of keys anew has a method ``key_rows(rows: int) -> int``
+    that rounds S up to one of few, and does not fall with it. An adapter may then hand over keys
+    and values of that length, of which the last rows mean nothing but are finite; one that does
+    not costs the backend a copy.
+    """
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ D head dim, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,15 +25,20 @@ class RowStorage:
     Args:
         batch: B.
         capacity: C, scratch rows included.
+        key_rows: The backend's, if it has one; see ``AttentionBackend``. Rounds up the length of
+            the views that attention reads.
 
     Attributes:
         slabs: What ``add_slab`` has made.
         lengths: Committed rows of each sequence that is left, length b.
     """
 
-    def __init__(self, *, batch: int, capacity: int) -> None:
+    def __init__(
+        self, *, batch: int, capacity: int, key_rows: Callable[[int], int] | None = None
+    ) -> None:
         self.batch = batch
         self.capacity = capacity
+        self._key_rows = key_rows or (lambda rows: rows)
         self.lengths = [0] * batch
         self.slabs: list[Tensor] = []
         self._ends: tuple[int, ...] = ()  # where the rows of the pass under way end
@@ -46,7 +51,7 @@ class RowStorage:
         Raises:
             GenerationError: There is not enough memory; nothing was taken.
         """
-        shape = (count, self.batch, heads, self.capacity, dim)
+        shape = (count, self.batch, heads, self._key_rows(self.capacity), dim)
         try:
             # Zeros, not empty: padded rows of a ragged batch are masked, but 0 * NaN would be NaN.
             slab = torch.zeros(shape, dtype=dtype, device=device)
@@ -79,12 +84,12 @@ class RowStorage:
             states: [b, K, R, D].
 
         Returns:
-            All rows so far, [b, K, S, D] with S of the longest sequence: a view.
+            All rows so far, [b, K, S, D] with S of the longest sequence, rounded: a view.
         """
         # Rows that only pad a sequence to the widest are not written: there may be no room.
         for index, (start, end) in enumerate(zip(self.lengths, self._ends, strict=True)):
             place[index, :, start:end] = states[index, :, : end - start]
-        return place[: len(self._ends), :, : max(self._ends)]
+        return place[: len(self._ends), :, : self._key_rows(max(self._ends))]
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[Sequence[int]]) -> None:

@@ -66,6 +66,7 @@ STRATEGIES: list[Any] = [
     "lookahead",
     {"name": "lookahead", "window_size": 15, "ngram_size": 5, "max_candidates": 15},
 ]
+COMPILED = ("flex", "triton")
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of attention outputs
 
 
@@ -143,6 +144,10 @@ def check_backends(device: torch.device) -> Iterator[dict[str, Any]]:
     reference = build_backend("eager")
     for name in registry().names("backend"):
         if name == "eager":
+            continue
+        if name in COMPILED and device.type != "cuda":
+            verdict = "skipped: its kernels are compiled, which is worth it on a GPU only"
+            yield {"backend": name, "dtype": "-", "difference": None, "verdict": verdict}
             continue
         for dtype in dtypes:
             row: dict[str, Any] = {"backend": name, "dtype": str(dtype).removeprefix("torch.")}

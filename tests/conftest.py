@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
 from hypothesis import settings
 
 collect_ignore = [
     "plugin"
 ]  # a package of its own: e2e/test_plugin.py installs it and runs its tests
+
+# Triton reads this when it is first imported: without a GPU its kernels run in Python.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No deadline: the first example of a test may pay for an import. No reruns, no randomness: a
 # failure in CI is a failure here.

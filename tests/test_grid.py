@@ -216,7 +216,7 @@ def test_the_grid_meets_ends_of_text_and_lengths() -> None:
     kind=st.sampled_from(KINDS),
     sampled=st.booleans(),
     processed=st.booleans(),
-    backend=st.sampled_from(["eager", "sdpa"]),
+    backend=st.sampled_from(["eager", "flash", "sdpa"]),
     order=st.permutations(range(3)),
     batch=st.integers(1, 3),
     chunk=st.integers(1, 20),

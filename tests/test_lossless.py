@@ -14,6 +14,7 @@ from decodekit import Decoder
 from decodekit.certificate import first_difference
 from decodekit.params import SamplingParams
 from decodekit.sampling import PositionSampler
+from tests.attention import NEEDS_TRITON
 from tests.tiny import VOCABULARY, WINDOW, greedy_loop, logits_after, random_prompt, tiny_model
 
 STRATEGIES: list[Any] = [
@@ -50,7 +51,7 @@ def sampled_loop(model: Any, prompt: list[int], count: int, params: SamplingPara
         ("gpt2", "hf"),
     ],
 )
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa"])
 def test_greedy_equals_a_plain_loop_and_generate(kind: str, adapter: str, backend: str) -> None:
     model = tiny_model(kind)
     prompt = random_prompt(21)
@@ -60,6 +61,27 @@ def test_greedy_equals_a_plain_loop_and_generate(kind: str, adapter: str, backen
     for strategy in STRATEGIES:
         decoder = Decoder.from_model(model, strategy=strategy, adapter=adapter, backend=backend)
         result = decoder.generate(prompt, max_new_tokens=48)
+        assert result.tokens == expected, strategy
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        pytest.param("mistral", {"name": "flex", "compile": False}, id="mistral-flex"),
+        pytest.param("gemma2", {"name": "flex", "compile": False}, id="gemma2-flex"),
+        pytest.param("mistral", "triton", marks=NEEDS_TRITON),
+        pytest.param("gemma2", "triton", marks=NEEDS_TRITON),
+    ],
+)
+def test_greedy_on_kernels_that_are_slow_here(kind: str, backend: Any) -> None:
+    """Fewer tokens than above; prompt and text cross the window, gemma2 has a softcap as well."""
+    model = tiny_model(kind)
+    prompt = random_prompt(WINDOW - 2)
+    expected = greedy_loop(model, prompt, 6)
+    for strategy in STRATEGIES[:5]:
+        result = Decoder.from_model(model, strategy=strategy, backend=backend).generate(
+            prompt, max_new_tokens=6
+        )
         assert result.tokens == expected, strategy
 
 

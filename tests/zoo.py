@@ -319,7 +319,7 @@ def table() -> str:
     """Return the tables of the documentation."""
     lines = ["| architecture | `model_type` | to get right | backends |", "|---|---|---|---|"]
     for kind in ZOO.values():
-        backends = "all" if kind.sdpa else "all but `sdpa`"
+        backends = "`eager`, `sdpa`" if kind.sdpa else "`eager`"
         lines.append(f"| {kind.title} | `{kind.type}` | {kind.special} | {backends} |")
     lines += ["", "| refused | because |", "|---|---|"]
     lines += [f"| {name} | {reason} |" for name, (_, reason) in REFUSED.items()]

@@ -24,6 +24,8 @@ LAYERS = [
     ["interfaces"],
     ["row_storage", "model_facts", "execution.*"],
     ["sampling", "runner", "trial", "processors", "constraint", "scores"],
+    ["backends.merge"],
+    ["backends.flash_kernels", "backends.triton_kernels"],
     ["strategies", "backends", "adapters"],
     ["shaping", "guidance", "foreign"],
     ["target"],
@@ -92,7 +94,7 @@ OTHER_PACKAGES = {
         "testing",
     ),
     "pluggy": ("hookspecs", "hook_answers", "plugins"),
-    "triton": (),
+    "triton": ("backends.triton_kernels",),
     "pytest": (),
 }
 

@@ -351,7 +351,7 @@ def test_built_ins_and_files_are_the_same_names() -> None:
             "strategy",
         ),
         ("model=llama2-7", "unknown model 'llama2-7': did you mean 'llama2-7b'?", "model"),
-        ("backend=flash", "unknown backend 'flash': choose one of: eager, sdpa", "backend"),
+        ("backend=flsh", "unknown backend 'flsh': did you mean 'flash'?", "backend"),
         ("sampling=sampl", "unknown sampling 'sampl': did you mean 'sample'?", "sampling"),
         ("verifier=exact", "unknown verifier 'exact': did you mean 'exact_match'?", "verifier"),
         # keys

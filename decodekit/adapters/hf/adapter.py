@@ -47,6 +47,7 @@ class HFAdapter:
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._long_rope = LongRope.of(model)
+        self._own_kernel = False
         self._own_kernel = not self._can_replace_attention()
         if self._own_kernel:
             check_own_kernel(self)
@@ -83,7 +84,8 @@ class HFAdapter:
     def new_cache(self, *, batch: int, capacity: int) -> HFCache:
         """Return an empty cache for ``batch`` sequences of at most ``capacity`` rows each."""
         layers = int(self.model.config.num_hidden_layers)
-        return HFCache(layers=layers, batch=batch, capacity=capacity)
+        key_rows = None if self._own_kernel else getattr(self.backend, "key_rows", None)
+        return HFCache(layers=layers, batch=batch, capacity=capacity, key_rows=key_rows)
 
     @torch.inference_mode()
     def forward(self, plans: Sequence[StepPlan], cache: KVCache) -> list[Tensor]:

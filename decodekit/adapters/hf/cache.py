@@ -8,7 +8,7 @@ Shapes: L layers, B batch, K kv heads, C capacity, D head dim, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,13 @@ class _Storage(RowStorage):
         layers: L.
         batch: B.
         capacity: C.
+        key_rows: Rounds the length of the views that attention reads.
     """
 
-    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
-        super().__init__(batch=batch, capacity=capacity)
+    def __init__(
+        self, *, layers: int, batch: int, capacity: int, key_rows: Callable[[int], int] | None
+    ) -> None:
+        super().__init__(batch=batch, capacity=capacity, key_rows=key_rows)
         self.layers = layers
         self._kinds: dict[str, list[Tensor]] = {"keys": [], "values": []}
 
@@ -75,7 +78,10 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the rows [B, K, R, D] behind the committed ones; return all rows so far."""
+        """Write the rows [B, K, R, D] behind the committed ones; return all rows so far.
+
+        What lies behind them in a rounded view is zeros, or rows of earlier passes.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -103,6 +109,7 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         layers: L, the model's number of layers.
         batch: B, the number of sequences.
         capacity: C, rows per sequence, scratch rows included. Memory is taken at the first pass.
+        key_rows: The backend's, if it has one; see ``AttentionBackend``.
 
     Attributes:
         running: The tokens of the pass under way, where LongRoPE needs them.
@@ -110,8 +117,15 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         is_long: Whether its keys are those of a long text, for LongRoPE.
     """
 
-    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
-        storage = _Storage(layers=layers, batch=batch, capacity=capacity)
+    def __init__(
+        self,
+        *,
+        layers: int,
+        batch: int,
+        capacity: int,
+        key_rows: Callable[[int], int] | None = None,
+    ) -> None:
+        storage = _Storage(layers=layers, batch=batch, capacity=capacity, key_rows=key_rows)
         super().__init__(layers=[_Layer(storage, index) for index in range(layers)])
         self._storage = storage
         self._forget()

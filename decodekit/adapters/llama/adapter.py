@@ -69,6 +69,7 @@ class LlamaAdapter:
             layers=int(self.model.config.num_hidden_layers),
             heads=attention.k_proj.out_features // attention.head_dim,
             dim=attention.head_dim,
+            key_rows=getattr(self.backend, "key_rows", None),
             batch=batch,
             capacity=capacity,
             dtype=weight.dtype,

@@ -6,7 +6,7 @@ R rows, S the longest sequence with its rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class LlamaCache:
         capacity: C, rows per sequence, scratch rows included.
         dtype: Of keys and values.
         device: Theirs.
+        key_rows: The backend's, if it has one; see ``AttentionBackend``.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class LlamaCache:
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
+        key_rows: Callable[[int], int] | None = None,
     ) -> None:
-        self._storage = RowStorage(batch=batch, capacity=capacity)
+        self._storage = RowStorage(batch=batch, capacity=capacity, key_rows=key_rows)
         self._layers, self._heads, self._dim = layers, heads, dim
         self.dtype, self.device = dtype, device
         self._slab: Tensor | None = None  # [2 L, B, K, C, D]: a layer's keys, then its values

@@ -19,6 +19,7 @@ from transformers import (
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.hf.cache import HFCache
 from decodekit.backends.eager import EagerBackend
+from decodekit.backends.flash import FlashBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import BackendError, GenerationError, ModelSupportError
 from decodekit.plan import StepPlan
@@ -26,7 +27,7 @@ from decodekit.tree import ROOT, TokenTree
 from tests.tiny import WINDOW, logits_after, random_prompt, tiny_model
 
 TREE = TokenTree(tokens=(5, 9, 7, 7, 3, 11, 5, 8), parents=(ROOT, 0, 0, 1, ROOT, 4, 3, 5))
-BACKENDS = {"eager": EagerBackend, "sdpa": SDPABackend}
+BACKENDS = {"eager": EagerBackend, "flash": FlashBackend, "sdpa": SDPABackend}
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}  # of float32, on logits of the order of 100
 
 

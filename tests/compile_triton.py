@@ -1,0 +1,85 @@
+"""Compile the Triton kernels for GPUs that need not be there; prints what they take of the chip.
+
+Run as ``TRITON_INTERPRET=0 python -m tests.compile_triton``: a process decides once between
+compiling and interpreting.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from decodekit.backends import triton_kernels
+from decodekit.backends.triton import TritonBackend, _blocks
+from decodekit.errors import BackendError
+from decodekit.plan import StepPlan
+
+ARCHITECTURE = 80  # the oldest that has bfloat16, and the least memory on the chip
+SHAPES = [  # dtype, R x G, D, several splits
+    ("bf16", 4, 128, True),
+    ("fp16", 484, 128, False),
+]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> int:
+    """Return the bytes of shared memory of a kernel that has been compiled to machine code."""
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    made = triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants),
+        target=GPUTarget("cuda", ARCHITECTURE, 32),
+    )
+    assert len(made.asm["cubin"]) > 1000
+    return int(made.metadata.shared)
+
+
+def main() -> None:
+    """Compile everything and print one line of JSON."""
+    used: dict[str, int] = {}
+    for dtype, pairs, width, split in SHAPES:
+        block_m, block_n = _blocks(pairs, width, DTYPES[dtype])
+        types = {
+            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "sink_ptr"), f"*{dtype}"),
+            "out_ptr": "*fp32" if split else f"*{dtype}",
+            "log_ptr": "*fp32",
+            "times_ptr": "*i32",
+            "shape_ptr": "*i32",
+            "scale": "fp32",
+            "softcap": "fp32",
+        }
+        constants = {
+            **dict.fromkeys(("WINDOWED", "SOFTCAPPED", "SINKS"), True),
+            "GROUPS": 4,
+            "SPLIT": split,
+            "WIDE": False,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "BLOCK_D": width,
+        }
+        used[f"{dtype} {pairs} {width}"] = compiled(triton_kernels.attend_kernel, types, constants)
+    types = {"parts_ptr": "*fp32", "log_ptr": "*fp32", "sink_ptr": "*bf16", "out_ptr": "*bf16"}
+    constants = {"SINKS": True, "BLOCK_P": 4, "BLOCK_D": 128}
+    used["merge"] = compiled(triton_kernels.merge_kernel, types, constants)
+    try:
+        TritonBackend().lower(
+            [StepPlan(0, (0,)).mask()],
+            window=None,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        error = ""
+    except BackendError as refused:
+        error = str(refused)
+    print(json.dumps({"shared": used, "error": error}))
+
+
+if __name__ == "__main__":
+    main()
