@@ -51,7 +51,9 @@ def storages() -> Iterator[tuple[int, int]]:
     """Yield the place and size of the storage of every tensor in this process."""
     gc.collect()
     for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor) and thing.layout == torch.strided and not thing.is_meta:
+        # Exactly these: what a compiler traces with is a tensor without memory.
+        plain = type(thing) in (Tensor, nn.Parameter) and thing.layout == torch.strided
+        if plain and not thing.is_meta:
             yield thing.untyped_storage().data_ptr(), thing.untyped_storage().nbytes()
 
 
