@@ -113,7 +113,10 @@ def prepare_execution(model: Any, mode: str) -> str:
     """
     check_execution(mode)
     if mode == "auto":
-        mode = "packed" if can_pack_model(model) else "eager"
+        try:
+            return prepare_execution(model, "packed" if can_pack_model(model) else "eager")
+        except ConfigError:
+            return "eager"  # every layer is quantised, or else of a class of its own
     if mode == "packed":
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(

@@ -17,8 +17,10 @@ from decodekit import Decoder, Request
 from decodekit.adapters.hf import HFAdapter
 from decodekit.backends.eager import EagerBackend
 from decodekit.errors import BackendError, ModelSupportError
+from decodekit.factory import build_adapter
 from decodekit.params import SamplingParams
 from decodekit.sampling import PositionSampler
+from decodekit.testing import check_adapter
 from tests.tiny import logits_after, random_prompt, tiny_model
 from tests.zoo import DOCS, REFUSED, WINDOW, ZOO, documented
 
@@ -79,6 +81,14 @@ def test_a_ragged_batch_in_small_chunks_equals_generate(kind: str) -> None:
     decoder = Decoder.from_model(tiny_model(kind), backend=backend, prefill_chunk=7)
     results = decoder.generate(list(PROMPTS), max_new_tokens=COUNT)
     assert [result.tokens for result in results] == [generated(kind, n) for n in (0, 1)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ZOO if kind != "phi3-longrope"])  # see below
+def test_the_laws_of_an_adapter(kind: str) -> None:
+    """Rows are those of their paths, memory beyond them is not read, and all that a cache does."""
+    model = tiny_model(kind)
+    adapter = build_adapter(model, adapter="hf", backend="eager")
+    check_adapter(adapter, reference=lambda tokens: logits_after(model, tokens), atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, entry in ZOO.items() if not entry.sdpa])

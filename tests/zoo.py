@@ -227,7 +227,12 @@ ZOO: dict[str, Kind] = {
     "stablelm": Kind(title="StableLM", type="stablelm", special="partial RoPE"),
     "nemotron": Kind(title="Nemotron", type="nemotron", special="partial RoPE"),
     "granite": Kind(title="Granite", type="granite"),
-    "glm4": Kind(title="GLM-4", type="glm4", settings={"head_dim": 16}, special="partial RoPE"),
+    "glm4": Kind(
+        title="GLM-4",
+        type="glm4",
+        settings={"head_dim": 16, "eos_token_id": []},
+        special="partial RoPE",
+    ),
     "smollm3": Kind(
         title="SmolLM3",
         type="smollm3",

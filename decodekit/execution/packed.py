@@ -139,9 +139,9 @@ def _groups(parent: nn.Module) -> Iterator[list[str]]:
     by_storage: dict[int, list[str]] = {}
     for name, child in parent.named_children():
         # Exactly this class: what a subclass does beyond it would be lost.
-        if type(child) is not nn.Linear or child.weight.device.type != "cpu":
+        if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
             continue
-        if can_pack(child.weight.dtype):
+        if child.weight.device.type == "cpu" and can_pack(child.weight.dtype):
             by_storage.setdefault(child.weight.untyped_storage().data_ptr(), []).append(name)
     for names in by_storage.values():
         if fused_linear([getattr(parent, name) for name in names]) is not None:

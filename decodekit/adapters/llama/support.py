@@ -86,6 +86,9 @@ def _change(name: str, module: Any, *, source: str) -> str | None:
 
 def _weights_obstacle(model: PreTrainedModel) -> str | None:
     weights = list(model.parameters())
+    for name, weight in model.named_parameters():
+        if type(weight) is not nn.Parameter:
+            return f"its {name} is a {type(weight).__name__} (quantised)"
     devices = sorted({str(weight.device) for weight in weights})
     if len(devices) > 1:
         return f"its weights are spread over {', '.join(devices)}"

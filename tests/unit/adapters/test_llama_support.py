@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from decodekit import Decoder
+from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.llama import LlamaAdapter, obstacle
 from decodekit.backends.eager import EagerBackend
-from decodekit.errors import ModelSupportError
-from decodekit.factory import build_adapter
+from decodekit.errors import ConfigError, ModelSupportError
+from decodekit.execution.packed import PackedLinear
+from decodekit.factory import build_adapter, prepare_execution
 from tests.tiny import (
     LLAMA_FAMILY,
     own_model,
@@ -133,3 +135,29 @@ def test_auto_picks_llama_where_it_fits_and_says_so(kind: str) -> None:
     changed = own_model(kind)
     changed.register_forward_hook(_nothing)
     assert build_adapter(changed, backend="eager").name == "hf"
+
+
+class Special(nn.Parameter):
+    """A weight of a class of its own in a plain layer, as torchao quantises."""
+
+
+def test_weights_of_a_class_of_their_own_are_left_alone() -> None:
+    model = own_model()
+    layer = model.model.layers[1].mlp
+    layer.up_proj.weight = Special(layer.up_proj.weight.detach())
+    with pytest.raises(ModelSupportError, match=r"layers.1.mlp.up_proj.weight is a Special"):
+        LlamaAdapter(model, EagerBackend())
+    assert isinstance(build_adapter(model), HFAdapter)
+    prepare_execution(model, "auto")
+    assert type(layer.up_proj) is nn.Linear
+    assert type(layer.down_proj) is PackedLinear
+
+
+def test_automatic_packing_of_nothing_is_no_error() -> None:
+    model = own_model()
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.weight = Special(module.weight.detach())
+    assert prepare_execution(model, "auto") == "eager"
+    with pytest.raises(ConfigError, match="no linear layer that can be packed"):
+        prepare_execution(model, "packed")
