@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-import setuptools  # noqa: F401  # before anything imports distutils, which torch's compiler needs
 import torch
 from hypothesis import settings
 

