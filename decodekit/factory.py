@@ -113,10 +113,7 @@ def prepare_execution(model: Any, mode: str) -> str:
     """
     check_execution(mode)
     if mode == "auto":
-        try:
-            return prepare_execution(model, "packed" if can_pack_model(model) else "eager")
-        except ConfigError:
-            return "eager"  # every layer is quantised, or else of a class of its own
+        mode = "packed" if can_pack_model(model) else "eager"
     if mode == "packed":
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(

@@ -95,14 +95,15 @@ def can_pack(dtype: torch.dtype) -> bool:
 def can_pack_model(model: object) -> bool:
     """Return whether ``model`` is a module on a CPU with a linear layer that can be packed here."""
     return isinstance(model, nn.Module) and any(
-        isinstance(layer, PackedLinear)
-        or (
-            type(layer) is nn.Linear
-            and layer.weight.device.type == "cpu"
-            and can_pack(layer.weight.dtype)
-        )
-        for layer in model.modules()
+        isinstance(layer, PackedLinear) or _can_pack_layer(layer) for layer in model.modules()
     )
+
+
+def _can_pack_layer(layer: nn.Module) -> bool:
+    # Exactly these classes: what a subclass, or a weight of another class, does would be lost.
+    if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
+        return False
+    return layer.weight.device.type == "cpu" and can_pack(layer.weight.dtype)
 
 
 def pack_linears(model: nn.Module) -> int:
@@ -138,10 +139,7 @@ def _groups(parent: nn.Module) -> Iterator[list[str]]:
     """Yield the names of the children that can be packed: together where they are fused."""
     by_storage: dict[int, list[str]] = {}
     for name, child in parent.named_children():
-        # Exactly this class: what a subclass does beyond it would be lost.
-        if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
-            continue
-        if child.weight.device.type == "cpu" and can_pack(child.weight.dtype):
+        if isinstance(child, nn.Linear) and _can_pack_layer(child):
             by_storage.setdefault(child.weight.untyped_storage().data_ptr(), []).append(name)
     for names in by_storage.values():
         if fused_linear([getattr(parent, name) for name in names]) is not None:
