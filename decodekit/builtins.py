@@ -23,15 +23,31 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoAdapterConfig",
+    "AutoBackendConfig",
     "EagerConfig",
     "ExactMatchConfig",
     "FlashConfig",
     "FlexConfig",
     "HFConfig",
+    "InvariantConfig",
     "LlamaAdapterConfig",
     "RejectionConfig",
     "SDPAConfig",
 ]
+
+
+@dataclass(kw_only=True)
+class AutoBackendConfig:
+    """Settings of ``backend=auto``, a kernel by device and dtype: there are none."""
+
+    name: str = "auto"
+
+
+@dataclass(kw_only=True)
+class InvariantConfig:
+    """Settings of ``backend=invariant``: there are none."""
+
+    name: str = "invariant"
 
 
 @dataclass(kw_only=True)
@@ -100,6 +116,22 @@ class RejectionConfig:
     """Settings of ``verifier=rejection``: there are none."""
 
     name: str = "rejection"
+
+
+def _auto_backend(config: AutoBackendConfig) -> AttentionBackend:
+    from decodekit.backends.auto import AutoBackend
+
+    return AutoBackend(
+        plain=_sdpa(SDPAConfig()),
+        complete=_eager(EagerConfig()),
+        half=_invariant(InvariantConfig()),
+    )
+
+
+def _invariant(config: InvariantConfig) -> AttentionBackend:
+    from decodekit.backends.invariant import InvariantBackend
+
+    return InvariantBackend()
 
 
 def _eager(config: EagerConfig) -> AttentionBackend:
@@ -204,9 +236,11 @@ def decodekit_register_pools() -> list[Component]:
 def decodekit_register_backends() -> list[Component]:
     """Return the backends; what a kernel needs is looked for when one is built or first used."""
     return [
+        Component("auto", AutoBackendConfig, _auto_backend),
         Component("eager", EagerConfig, _eager),
         Component("flash", FlashConfig, _flash),
         Component("flex", FlexConfig, _flex),
+        Component("invariant", InvariantConfig, _invariant),
         Component("sdpa", SDPAConfig, _sdpa),
         Component("triton", TritonConfig, _triton),
     ]

@@ -74,7 +74,7 @@ class DecoderConfig:
 
     strategy: Any = field(default_factory=LookaheadConfig)
     model: ModelConfig = field(default_factory=_smollm2)
-    backend: Any = "sdpa"
+    backend: Any = "auto"
     adapter: Any = "auto"
     verifier: Any = "exact_match"
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -155,7 +155,7 @@ class Decoder:
         *,
         strategy: Any = "lookahead",
         adapter: Any = "auto",
-        backend: Any = "sdpa",
+        backend: Any = "auto",
         execution: str = "eager",
         chat: bool | None = False,
         **settings: Any,

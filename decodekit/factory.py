@@ -138,7 +138,7 @@ def build_strategy(settings: Any) -> Strategy:
     return strategy
 
 
-def build_adapter(model: Any, *, adapter: Any = "auto", backend: Any = "sdpa") -> ModelAdapter:
+def build_adapter(model: Any, *, adapter: Any = "auto", backend: Any = "auto") -> ModelAdapter:
     """Return an adapter over a loaded model.
 
     Args:

@@ -32,12 +32,14 @@ class TreeMask:
         tin: The entry time of each row in a depth-first walk of the tail, length R.
         tout: The time just after the last descendant of each row, length R.
         positions: The logical position of each row, length R.
+        lead: How many of the first rows are known to be committed tokens, a chain.
     """
 
     prefix: int
     tin: tuple[int, ...]
     tout: tuple[int, ...]
     positions: tuple[int, ...]
+    lead: int = 0
 
     @property
     def rows(self) -> int:

@@ -69,6 +69,7 @@ class StepPlan:
             tin=(*range(lead), *(lead + time for time in tin)),
             tout=(*(rows,) * lead, *(lead + time for time in tout)),
             positions=self.positions,
+            lead=lead,
         )
 
 

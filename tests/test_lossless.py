@@ -51,7 +51,7 @@ def sampled_loop(model: Any, prompt: list[int], count: int, params: SamplingPara
         ("gpt2", "hf"),
     ],
 )
-@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa"])
+@pytest.mark.parametrize("backend", ["auto", "eager", "flash", "invariant", "sdpa"])
 def test_greedy_equals_a_plain_loop_and_generate(kind: str, adapter: str, backend: str) -> None:
     model = tiny_model(kind)
     prompt = random_prompt(21)

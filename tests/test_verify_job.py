@@ -36,7 +36,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], checkpoint: str, prompts:
     code, out, err = verify(capsys, checkpoint, f"verify.prompts={prompts}")
     assert code == 0
     assert out.splitlines() == [
-        f"lookahead (llama, sdpa) against autoregressive (sdpa), {checkpoint}, float32, "
+        f"lookahead (llama, auto) against autoregressive (auto), {checkpoint}, float32, "
         "tie up to 0.0001",
         "",
         "|         | prompts | tokens | equal | tie | defect |",
@@ -71,7 +71,7 @@ def test_json(
     assert report["complete"] is True
     assert report["dtype"] == ("float64" if "dtype=float64" in settings else "float32")
     if "verify.backend=eager" in settings:
-        assert (report["backend"], report["reference_backend"]) == ("sdpa", "eager")
+        assert (report["backend"], report["reference_backend"]) == ("auto", "eager")
 
 
 def test_one_prompt_from_the_command_line(

@@ -6,7 +6,7 @@ Refuses softcap and sinks, which that function has no argument for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from decodekit.mask import TreeMask, bool_to_additive, pad_masks
 
 __all__ = ["SDPABackend"]
 
+_FOLDED_ROWS = 32
+"""Rows that torch's kernel for CPUs takes at once; for more of them nothing is gained."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
@@ -24,6 +27,15 @@ class _Lowered:
 
     mask: Tensor | None
     causal: bool
+    _repeated: dict[int, Tensor] = field(default_factory=dict)
+
+    def repeated(self, groups: int) -> Tensor | None:
+        """Return the mask [B, 1, groups * R, S], the rows once for each query head of a group."""
+        if self.mask is None:
+            return None
+        if groups not in self._repeated:
+            self._repeated[groups] = self.mask.repeat(1, 1, groups, 1)
+        return self._repeated[groups]
 
 
 class SDPABackend:
@@ -71,6 +83,20 @@ class SDPABackend:
             raise BackendError(
                 f"backend 'sdpa' cannot do {what}; use backend=eager", backend=self.name
             )
+        batch, heads, rows, width = query.shape
+        kv_heads = key.shape[1]
+        groups = heads // kv_heads
+        if groups > 1 and groups * rows <= _FOLDED_ROWS and _folds(query, lowered):
+            # All heads that share keys in one go: the kernel reads the keys once, and has a slow
+            # way for one row alone.
+            folded = scaled_dot_product_attention(
+                query.reshape(batch, kv_heads, groups * rows, width),
+                key,
+                value,
+                attn_mask=lowered.repeated(groups),
+                scale=scale,
+            )
+            return folded.reshape(batch, heads, rows, -1).transpose(1, 2)
         out_BHRD = scaled_dot_product_attention(
             query,
             key,
@@ -78,6 +104,11 @@ class SDPABackend:
             attn_mask=lowered.mask,
             is_causal=lowered.causal,
             scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
+            enable_gqa=groups > 1,
         )
         return out_BHRD.transpose(1, 2)
+
+
+def _folds(query: Tensor, lowered: _Lowered) -> bool:
+    """Return whether the query heads of a group may be given as rows: on a CPU, by our mask."""
+    return query.device.type == "cpu" and not lowered.causal

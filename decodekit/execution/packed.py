@@ -39,7 +39,17 @@ class PackedLinear(nn.Module):
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return ``states @ weight.T + bias`` for states [..., in_features]."""
+        """Return ``states @ weight.T + bias`` for states [..., in_features].
+
+        One row is run twice: for a row that is alone oneDNN adds up in another order than for two
+        or more, and its result would depend on whether there are others.
+        """
+        if states.numel() == self.in_features:
+            twice = states.reshape(1, -1).expand(2, -1)
+            return self._run(twice)[:1].view(*states.shape[:-1], -1)
+        return self._run(states)
+
+    def _run(self, states: Tensor) -> Tensor:
         output: Tensor = torch.ops.mkldnn._linear_pointwise(
             states, self._packed, self._bias, "none", [], ""
         )

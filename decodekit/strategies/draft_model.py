@@ -59,7 +59,7 @@ class DraftModelConfig:
     num_tokens: int = 5
     branches: list[int] = field(default_factory=list)
     drafts: str = "coupled"
-    backend: str = "sdpa"
+    backend: str = "auto"
 
     def __post_init__(self) -> None:
         require_at_least(self.num_tokens, 1, key="strategy.num_tokens")

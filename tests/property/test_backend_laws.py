@@ -15,8 +15,10 @@ from torch import Tensor
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
 from decodekit.backends.flex import FlexBackend
+from decodekit.backends.invariant import InvariantBackend
 from decodekit.backends.merge import merge_parts
 from decodekit.backends.triton import TritonBackend, TritonConfig
+from decodekit.factory import build_backend
 from decodekit.interfaces import AttentionBackend
 from decodekit.mask import TreeMask
 from decodekit.plan import StepPlan
@@ -55,6 +57,8 @@ TRITON: dict[str, Any] = {
     "shrinks": False,
 }
 KERNELS = [
+    Kernel("auto", lambda: build_backend("auto")),
+    Kernel("invariant", InvariantBackend),
     Kernel("flash", FlashBackend, dims=(5, 8, 64, 80, 128), softcap=False, examples=150),
     Kernel("flex", lambda: FlexBackend(compiled=False), dims=(5, 8, 64, 80, 128)),
     Kernel("triton", TritonBackend, **TRITON),

@@ -14,9 +14,11 @@ from torch import Tensor
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
 from decodekit.backends.flex import FlexBackend
+from decodekit.backends.invariant import InvariantBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.backends.triton import TritonBackend
 from decodekit.errors import BackendError
+from decodekit.factory import build_backend
 from decodekit.interfaces import AttentionBackend, MaskBuilder
 from decodekit.mask import TreeMask
 from decodekit.plan import StepPlan
@@ -76,13 +78,15 @@ def naive(
 
 @pytest.fixture(
     params=[
+        partial(build_backend, "auto"),
         EagerBackend,
         FlashBackend,
         partial(FlexBackend, compiled=False),
+        InvariantBackend,
         SDPABackend,
         pytest.param(TritonBackend, marks=NEEDS_TRITON),
     ],
-    ids=["eager", "flash", "flex", "sdpa", "triton"],
+    ids=["auto", "eager", "flash", "flex", "invariant", "sdpa", "triton"],
 )
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     return request.param()  # type: ignore[no-any-return]
@@ -91,7 +95,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 def test_all_are_attention_backends_and_say_their_name(backend: AttentionBackend) -> None:
     assert isinstance(backend, AttentionBackend)
     assert isinstance(backend, MaskBuilder)
-    assert backend.name in {"eager", "flash", "flex", "sdpa", "triton"}
+    assert backend.name in {"auto", "eager", "flash", "flex", "invariant", "sdpa", "triton"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

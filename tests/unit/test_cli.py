@@ -43,7 +43,7 @@ def test_help_lists_what_is_installed(flag: str, capsys: pytest.CaptureFixture[s
         "strategy=NAME          autoregressive, draft_model, jacobi, lookahead, prompt_lookup\n"
         in text
     )
-    assert "backend=NAME           eager, flash, flex, sdpa, triton\n" in text
+    assert "backend=NAME           auto, eager, flash, flex, invariant, sdpa, triton\n" in text
     assert "adapter=NAME           auto, hf, llama (auto: llama where it fits, else hf)\n" in text
     for model in ("llama2-7b", "qwen2.5-0.5b", "smollm2-135m", "local"):
         assert model in text

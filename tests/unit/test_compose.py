@@ -55,7 +55,7 @@ def test_the_defaults_are_those_of_the_dataclasses(default: RunConfig) -> None:
         RunConfig(backend=default.backend, adapter=default.adapter, verifier=default.verifier)
     )
     names = (default.backend.name, default.adapter.name, default.verifier.name)
-    assert names == ("sdpa", "auto", "exact_match")
+    assert names == ("auto", "auto", "exact_match")
     assert default.strategy == LookaheadConfig()
     assert default.sampling == SamplingParams()
     assert default.bench == BenchConfig()

