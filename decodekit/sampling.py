@@ -33,6 +33,10 @@ __all__ = [
 ]
 
 
+_BLOCK = 256
+"""Numbers of a row whose maximum is taken in one go."""
+
+
 class Sampler(Protocol):
     """Chooses the target model's token after rows of logits."""
 
@@ -76,7 +80,7 @@ class GreedySampler:
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return the argmax of each row; see ``Sampler.choose``."""
-        best, tokens = logits.max(dim=-1)
+        best, tokens = _largest(logits)
         require_finite(best)
         return tokens.tolist()
 
@@ -87,7 +91,7 @@ class GreedySampler:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return 1 for the argmax and 0 for all else; see ``Sampler.probabilities``."""
-        best, tokens = logits.max(dim=-1)
+        best, tokens = _largest(logits)
         require_finite(best)
         return torch.zeros(logits.shape, device=logits.device).scatter_(-1, tokens[:, None], 1.0)
 
@@ -106,7 +110,7 @@ class PositionSampler:
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return one draw per row; see ``Sampler.choose``."""
-        return self.scores(logits, positions).max(dim=-1).indices.tolist()
+        return _largest(self.scores(logits, positions))[1].tolist()
 
     def scores(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         """Return each token's probability over its random number, 0 for none at all.
@@ -121,6 +125,25 @@ class PositionSampler:
         """Return the warped distribution; see ``Sampler.probabilities``."""
         probs = warp(logits, self.params)
         return probs / probs.sum(dim=-1, keepdim=True)
+
+
+def _largest(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest number of each row [R, V] and its place, the first of equals, both [R].
+
+    A row with NaN has NaN as its largest. On a CPU torch looks for a place one number at a time,
+    but for a maximum many at a time: so first the maxima of blocks, and then in one block only.
+    """
+    blocks, rest = divmod(rows.shape[-1], _BLOCK)
+    if rows.device.type != "cpu" or blocks < 2:
+        best, places = rows.max(dim=-1)
+        return best, places
+    tops = rows[:, : blocks * _BLOCK].unflatten(-1, (blocks, _BLOCK)).amax(dim=-1)
+    if rest:
+        tops = torch.cat([tops, rows[:, blocks * _BLOCK :].amax(dim=-1, keepdim=True)], dim=-1)
+    best, block = tops.max(dim=-1)
+    inside = block[:, None] * _BLOCK + torch.arange(_BLOCK)
+    inside.clamp_(max=rows.shape[-1] - 1)  # the last block may be shorter
+    return best, block * _BLOCK + rows.gather(-1, inside).argmax(dim=-1)
 
 
 def make_sampler(params: SamplingParams) -> Sampler:

@@ -343,3 +343,22 @@ def test_a_setting_out_of_range_is_refused(option: dict[str, float], message: st
     (name,) = option
     assert caught.value.key == name
     assert caught.value.value is option[name]
+
+
+@pytest.mark.parametrize("size", [1, 5, 255, 256, 511, 512, 513, 1000, 4096, 50257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_of_equal_logits_the_first_is_taken_at_every_place(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randint(0, 4, (7, size), generator=generator).to(dtype)
+    rows[0] = 0
+    rows[1, -1] = 9  # in the last block, shorter than the others
+    rows[2] = -math.inf
+    rows[2, size // 2] = -3
+    expected = [row.index(max(row)) for row in rows.tolist()]
+    assert GreedySampler().choose(rows, range(7)) == expected
+    for broken in (math.nan, math.inf):
+        for place in {0, size // 2, size - 1}:
+            bad = rows.clone()
+            bad[3, place] = broken
+            with pytest.raises(GenerationError):
+                GreedySampler().choose(bad, range(7))
