@@ -12,7 +12,7 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fuse_linears", "fused_linear"]
+__all__ = ["fuse_linears", "fused_linear", "have_biases_alike"]
 
 _lock = Lock()
 """Two threads that fuse the same layers at once would leave them in two pieces."""
@@ -25,7 +25,8 @@ def fuse_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
     memory is taken twice, and afterwards once. Layers that are fused already stay as they are.
 
     Args:
-        linears: Two or more of the same input, dtype and device; all with a bias or none.
+        linears: Two or more of the same input, dtype and device, with ``have_biases_alike`` and no
+            tensor in common; their weights are not of inference mode.
     """
     # Views made in inference mode could not be used outside it any more.
     with _lock, torch.inference_mode(False), torch.no_grad():
@@ -37,8 +38,15 @@ def fuse_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
     return whole
 
 
+def have_biases_alike(linears: Sequence[nn.Linear]) -> bool:
+    """Return whether all of ``linears`` have a bias, or none has one, so that they can be fused."""
+    return len({linear.bias is None for linear in linears}) == 1
+
+
 def fused_linear(linears: Sequence[nn.Linear]) -> nn.Linear | None:
     """Return the layer that ``linears`` are the rows of, in order; None if they are not fused."""
+    if not have_biases_alike(linears):
+        return None
     wholes = [_whole(group) for group in _parameters(linears)]
     weight, *bias = wholes
     if weight is None or None in bias:
