@@ -23,7 +23,8 @@ class LlamaAdapter:
     """Runs steps with the weights of a loaded model, which stays usable and keeps its values.
 
     Its query, key and value weights, and those of gate and up, are laid one behind the other and
-    become views, so that nothing is held twice. Hooks that are put on the model later are skipped.
+    become views, so that nothing is held twice. A model that is changed later is read anew at the
+    next pass; one that got a hook, say, is refused then.
 
     Args:
         model: Of the LLaMA family, in evaluation mode.
@@ -83,6 +84,7 @@ class LlamaAdapter:
             raise GenerationError(f"the 'llama' adapter cannot use a {type(cache).__name__}")
         check_prefixes(plans, cache.lengths)
         lean = self._current()
+        cache.suit(dtype=lean.dtype, device=lean.device)
         rows = max(plan.rows for plan in plans)
         cache.begin([plan.rows for plan in plans])
         tokens, positions = torch.tensor(padded_rows(plans), device=cache.device)
