@@ -12,10 +12,10 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fuse_linears", "fused_linear", "have_biases_alike"]
+__all__ = ["fuse_linears", "fused_linear", "have_biases_alike", "layers_lock"]
 
-_lock = Lock()
-"""Two threads that fuse the same layers at once would leave them in two pieces."""
+layers_lock = Lock()
+"""Held by who changes the layers of a model: two threads at once would leave them in pieces."""
 
 
 def fuse_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
@@ -29,7 +29,7 @@ def fuse_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
             tensor in common; their weights are not of inference mode.
     """
     # Views made in inference mode could not be used outside it any more.
-    with _lock, torch.inference_mode(False), torch.no_grad():
+    with layers_lock, torch.inference_mode(False), torch.no_grad():
         for group in _parameters(linears):
             if _whole(group) is None:
                 _join(group)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from decodekit.errors import ConfigError
-from decodekit.execution.fused import fused_linear
+from decodekit.execution.fused import fused_linear, layers_lock
 
 __all__ = ["PackedLinear", "PackedRows", "can_pack", "can_pack_model", "pack_linears"]
 
@@ -157,11 +157,12 @@ def pack_linears(model: nn.Module) -> int:
         ConfigError: No layer could be packed.
     """
     replaced = 0
-    packed_before = any(isinstance(module, PackedLinear) for module in model.modules())
-    for parent in list(model.modules()):
-        for group in _groups(parent):
-            _pack(parent, group)
-            replaced += len(group)
+    with layers_lock:
+        packed_before = any(isinstance(module, PackedLinear) for module in model.modules())
+        for parent in list(model.modules()):
+            for group in _groups(parent):
+                _pack(parent, group)
+                replaced += len(group)
     if not replaced and not packed_before:
         raise ConfigError(
             "execution=packed found no linear layer that can be packed here; use execution=eager",

@@ -218,6 +218,29 @@ def test_an_adapter_in_use_notices_that_its_model_was_packed() -> None:
 
 
 @needs_packing
+def test_threads_pack_and_run_one_model() -> None:
+    prompt = random_prompt(12)
+    expected = greedy_loop(tiny_model(), prompt, 6)
+    settings = [{"execution": "packed"}, {"adapter": "llama"}, {"adapter": "hf"}, {}]
+    for _ in range(6):
+        model = own_model()
+        start = threading.Barrier(2 * len(settings))
+        texts: list[list[int]] = []
+
+        def work(index: int, model: Any = model, start: Any = start, texts: Any = texts) -> None:
+            start.wait()
+            decoder = Decoder.from_model(model, **{"execution": "auto", **settings[index % 4]})
+            texts.append(decoder.generate(prompt, max_new_tokens=6).tokens)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert texts == [expected] * 8
+
+
+@needs_packing
 def test_a_model_that_was_packed_before_anybody_fused_it() -> None:
     model = own_model("llama-biased")
     expected = greedy_loop(model, random_prompt(12), 20)
