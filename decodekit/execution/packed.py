@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: Tensor) -> Tensor:
@@ -54,6 +54,19 @@ class PackedLinear(nn.Module):
             states, self._packed, self._bias, "none", [], ""
         )
         return output
+
+    @property
+    def weight(self) -> Tensor:
+        """The packed weight, for its shape, dtype and device: only oneDNN can read its numbers.
+
+        LoRA layers, for example, ask the layers in them for their dtype.
+        """
+        return self._packed
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias [out_features], or None."""
+        return self._bias
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         """Return a copy that shares the packed weight, which nobody can change."""

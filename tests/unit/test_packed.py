@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decodekit import Decoder
 from decodekit.errors import ConfigError
@@ -71,6 +71,35 @@ def test_only_plain_linear_layers_on_a_cpu_are_packed() -> None:
     assert kinds["plain"] == kinds["inner.0"] == "PackedLinear"
     assert kinds["special"] == "Special"
     assert kinds["wide"] == kinds["elsewhere"] == "Linear"
+
+
+class LowRank(nn.Module):
+    """A layer and what LoRA adds to it, in the dtype of the added weights."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+        nn.init.ones_(self.down.weight)
+        nn.init.ones_(self.up.weight)
+
+    def forward(self, states: Tensor) -> Tensor:
+        assert self.base.bias is None
+        added = self.up(self.down(states.to(self.down.weight.device, self.down.weight.dtype)))
+        return self.base(states) + added.to(self.base.weight.dtype)
+
+
+@needs_packing
+def test_low_rank_adapters_are_packed_with_the_layers_in_them() -> None:
+    model = own_model()
+    mlp = model.model.layers[1].mlp
+    mlp.down_proj = LowRank(mlp.down_proj)
+    expected = greedy_loop(model, random_prompt(15), 8)
+    decoder = Decoder.from_model(model, execution="packed")
+    assert type(mlp.down_proj.base) is type(mlp.down_proj.up) is PackedLinear
+    assert mlp.down_proj.base.weight.shape == (32, 48)
+    assert decoder.generate(random_prompt(15), max_new_tokens=8).tokens == expected
 
 
 @needs_packing
