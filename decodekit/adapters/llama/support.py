@@ -59,6 +59,9 @@ def obstacle(model: PreTrainedModel) -> str | None:
         return f"its class is none of {names}"
     if model.training:
         return "it is in training mode, where dropout changes its output; call model.eval()"
+    layers = model.model.layers
+    if not len(layers):
+        return "it has no layers"
     rope = model.model.rotary_emb.rope_type
     if rope not in _STATIC_ROPE:
         return f"its {rope!r} RoPE is none of {', '.join(_STATIC_ROPE)}"
@@ -73,9 +76,10 @@ def obstacle(model: PreTrainedModel) -> str | None:
         )
         if reason is not None:
             return reason
-    if not len(model.model.layers):
-        return "it has no layers"
-    if 2 * model.model.rotary_emb.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
+    heads = {(each.self_attn.head_dim, each.self_attn.k_proj.out_features) for each in layers}
+    if len(heads) != 1:
+        return "its layers have several sizes of heads or numbers of kv heads"
+    if 2 * model.model.rotary_emb.inv_freq.numel() != layers[0].self_attn.head_dim:
         return "its RoPE turns only a part of each head"
     if model.model.embed_tokens.max_norm is not None:
         return "its embedding shortens long vectors (max_norm)"

@@ -82,6 +82,11 @@ def _emptied(model: Any) -> None:
     model.model.layers = nn.ModuleList()
 
 
+def _pruned(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.k_proj, attention.v_proj = nn.Linear(32, 8, bias=False), nn.Linear(32, 8, bias=False)
+
+
 def _one_for_two(model: Any) -> None:
     model.model.layers[1].mlp.gate_proj.weight = model.model.layers[1].mlp.up_proj.weight
 
@@ -118,6 +123,7 @@ def _shortened(model: Any) -> None:
         (_eighths, r"weights are of torch\.float8_e4m3fn"),
         (_scaled, "its 'dynamic' RoPE is none of default, linear, llama3, yarn"),
         (_emptied, "it has no layers"),
+        (_pruned, "its layers have several sizes of heads or numbers of kv heads"),
         (
             _one_for_two,
             r"its model\.layers\.1\.mlp\.up_proj and its \S+gate_proj share their weights",
@@ -142,6 +148,7 @@ def _shortened(model: Any) -> None:
         "eighths",
         "scaled",
         "emptied",
+        "pruned",
         "one-for-two",
         "one-for-two-layers",
         "in-inference-mode",
