@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -38,10 +39,11 @@ class Snapshot:
             for module in model.modules()
             for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ]
+        self._attributes = [vars(module) for module in model.modules()]
         self._state = self._state_of(model)
 
     def is_of(self, model: PreTrainedModel) -> bool:
-        """Return whether nothing was replaced, moved, cast, packed or hooked since then."""
+        """Return whether nothing was replaced, moved, cast, packed, hooked or patched."""
         things = map(dict.get, self._held, self._names)
         return all(map(is_, things, self._things)) and self._state == self._state_of(model)
 
@@ -50,7 +52,7 @@ class Snapshot:
         return (
             list(map(Tensor.data_ptr, self._tensors)),
             list(map(len, self._hooks)),
-            len(model.model.layers),
+            any(map(dict.__contains__, self._attributes, repeat("forward"))),
             config.num_hidden_layers,
             getattr(config, "sliding_window", None),
         )

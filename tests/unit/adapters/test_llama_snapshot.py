@@ -109,6 +109,13 @@ def test_what_would_be_skipped_from_now_on_is_refused() -> None:
         logits(adapter)
     handle.remove()
     logits(adapter)
+    model.model.layers[1].mlp.forward = nothing
+    with pytest.raises(
+        ModelSupportError, match=r"the forward of its model\.layers\.1\.mlp was repl"
+    ):
+        logits(adapter)
+    del model.model.layers[1].mlp.forward
+    logits(adapter)
     down = model.model.layers[3].mlp.down_proj
     model.model.layers[3].mlp.down_proj = nn.Sequential(down)
     with pytest.raises(ModelSupportError, match=r"layers\.3\.mlp\.down_proj is a Sequential"):
