@@ -7,15 +7,15 @@ that they are views, and of nothing besides, is how a fused group is known again
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["fuse_linears", "fused_linear", "have_biases_alike", "layers_lock"]
 
-layers_lock = Lock()
-"""Held by who changes the layers of a model: two threads at once would leave them in pieces."""
+layers_lock = RLock()
+"""Held by who changes the layers of a model, or reads all of them: in one piece or not at all."""
 
 
 def fuse_linears(linears: Sequence[nn.Linear]) -> nn.Linear:

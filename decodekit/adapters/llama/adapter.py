@@ -12,6 +12,7 @@ from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.adapters.llama.support import check_support
 from decodekit.errors import GenerationError
+from decodekit.execution.fused import layers_lock
 from decodekit.interfaces import AttentionBackend, KVCache
 from decodekit.model_facts import eos_token_ids_of, max_positions_of
 from decodekit.plan import StepPlan, check_prefixes, padded_rows
@@ -115,6 +116,8 @@ class LlamaAdapter:
         lean = self._lean  # another thread may exchange it meanwhile
         if lean is None or not lean.is_of(self.model):
             self._lean = lean = None  # let go of the old weights first
-            check_support(self.model)
-            self._lean = lean = LeanForward(self.model)
+            # Packed meanwhile, the old weights would be held as well, and nothing would tell.
+            with layers_lock:
+                check_support(self.model)
+                self._lean = lean = LeanForward(self.model)
         return lean

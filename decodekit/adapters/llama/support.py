@@ -126,7 +126,7 @@ def _sharing(model: PreTrainedModel) -> str | None:
     """Return which of the weights cannot become a view of a fused one."""
     seen: dict[nn.Parameter, str] = {}
     for name, module in model.named_modules():
-        if type(module) is not nn.Linear or module is model.lm_head:
+        if type(module) is not nn.Linear:
             continue
         for weight in module.parameters(recurse=False):
             if weight.is_inference():
