@@ -260,7 +260,8 @@ def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:
         for key in values:
             if key not in known:
                 raise ConfigError(
-                    f"unknown key {key!r} in {kind!r}: {nearest(key, known)}", key=f"{kind}.{key}"
+                    f"unknown key {key!r} in {kind!r}: {nearest(str(key), known)}",
+                    key=f"{kind}.{key}",
                 )
         return component, component.config(**values)
     name = getattr(settings, "name", None)

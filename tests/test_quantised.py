@@ -122,6 +122,26 @@ def test_rows_that_share_their_outliers_are_refused(saved: Path) -> None:
         Decoder.from_model(model)
 
 
+def _dynamic(dtype: torch.dtype) -> Any:
+    return torch.ao.quantization.quantize_dynamic(wide(), {torch.nn.Linear}, dtype=dtype)
+
+
+@pytest.mark.skipif(
+    set(torch.backends.quantized.supported_engines) <= {"none"}, reason="this torch cannot quantise"
+)
+@pytest.mark.filterwarnings("ignore:.*(is|are) deprecated")
+def test_rows_that_share_their_scale_are_refused() -> None:
+    """Its greedy text alone and its text with guesses in the pass are not the same."""
+    with pytest.raises(ModelSupportError, match=r"one scale for all rows.*the weights only"):
+        Decoder.from_model(_dynamic(torch.qint8))
+    model = _dynamic(torch.float16)  # its weights only
+    texts = [
+        Decoder.from_model(model, strategy=strategy).generate(PROMPT, max_new_tokens=COUNT).tokens
+        for strategy in ("autoregressive", "lookahead")
+    ]
+    assert texts[0] == texts[1]
+
+
 @every_kind
 def test_packing_leaves_quantised_layers_alone(kind: str, saved: Path) -> None:
     """``execution=auto`` must neither fail on them nor unpack them."""

@@ -7,15 +7,15 @@ that they are views, and of nothing besides, is how a fused group is known again
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["fuse_linears", "fused_linear"]
+__all__ = ["fuse_linears", "fused_linear", "have_biases_alike", "layers_lock"]
 
-_lock = Lock()
-"""Two threads that fuse the same layers at once would leave them in two pieces."""
+layers_lock = RLock()
+"""Held by who changes the layers of a model, or reads all of them: in one piece or not at all."""
 
 
 def fuse_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
@@ -25,10 +25,11 @@ def fuse_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
     memory is taken twice, and afterwards once. Layers that are fused already stay as they are.
 
     Args:
-        linears: Two or more of the same input, dtype and device; all with a bias or none.
+        linears: Two or more of the same input, dtype and device, with ``have_biases_alike`` and no
+            tensor in common; their weights are not of inference mode.
     """
     # Views made in inference mode could not be used outside it any more.
-    with _lock, torch.inference_mode(False), torch.no_grad():
+    with layers_lock, torch.inference_mode(False), torch.no_grad():
         for group in _parameters(linears):
             if _whole(group) is None:
                 _join(group)
@@ -37,8 +38,15 @@ def fuse_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
     return whole
 
 
+def have_biases_alike(linears: Sequence[nn.Linear]) -> bool:
+    """Return whether all of ``linears`` have a bias, or none has one, so that they can be fused."""
+    return len({linear.bias is None for linear in linears}) == 1
+
+
 def fused_linear(linears: Sequence[nn.Linear]) -> nn.Linear | None:
     """Return the layer that ``linears`` are the rows of, in order; None if they are not fused."""
+    if not have_biases_alike(linears):
+        return None
     wholes = [_whole(group) for group in _parameters(linears)]
     weight, *bias = wholes
     if weight is None or None in bias:

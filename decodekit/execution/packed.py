@@ -12,16 +12,26 @@ step in milliseconds at 1, 2, 3, 8, 13 and 32 rows: 55, 89, 109, 76, 89, 118 pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from decodekit.errors import ConfigError
-from decodekit.execution.fused import fused_linear
+from decodekit.execution.fused import fused_linear, layers_lock
 
 __all__ = ["PackedLinear", "PackedRows", "can_pack", "can_pack_model", "pack_linears"]
+
+
+def _fixed(what: str) -> ConfigError:
+    return ConfigError(
+        f"packed linear layers cannot be {what}; load the model again with execution=eager",
+        key="execution",
+        value="packed",
+    )
 
 
 class PackedLinear(nn.Module):
@@ -35,7 +45,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: Tensor) -> Tensor:
@@ -54,6 +64,42 @@ class PackedLinear(nn.Module):
             states, self._packed, self._bias, "none", [], ""
         )
         return output
+
+    @property
+    def weight(self) -> Tensor:
+        """The packed weight, for its shape, dtype and device: only oneDNN can read its numbers.
+
+        LoRA layers, for example, ask the layers in them for their dtype.
+        """
+        return self._packed
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias [out_features], or None."""
+        return self._bias
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+        """Return a copy that shares the packed weight, which nobody can change."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        memo[id(self._packed)] = self._packed
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __getstate__(self) -> Any:
+        """Refuse to be pickled."""
+        raise _fixed("saved")
+
+    def _save_to_state_dict(self, *given: Any) -> None:
+        raise _fixed("saved")  # else a checkpoint without these weights would be written
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
+        like = torch.empty(0, dtype=self._packed.dtype, device="cpu")
+        new = fn(like)
+        if (new.dtype, new.device) != (like.dtype, like.device):
+            raise _fixed("cast or moved")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def extra_repr(self) -> str:
         """Return what ``print(model)`` shows of the layer."""
@@ -93,8 +139,8 @@ def can_pack(dtype: torch.dtype) -> bool:
     """Return whether packed layers of ``dtype`` work here, by trying one."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            linear = nn.Linear(48, 32, dtype=dtype)
-            states = torch.randn(1, 3, 48).to(dtype)
+            linear = nn.Linear(48, 32, dtype=dtype, device="cpu")
+            states = torch.randn(1, 3, 48, device="cpu").to(dtype)
             return torch.allclose(
                 PackedLinear(linear)(states).float(), linear(states).float(), atol=0.05
             )
@@ -113,29 +159,33 @@ def _can_pack_layer(layer: nn.Module) -> bool:
     # Exactly these classes: what a subclass, or a weight of another class, does would be lost.
     if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
         return False
+    if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+        return False  # they would be lost too
     return layer.weight.device.type == "cpu" and can_pack(layer.weight.dtype)
 
 
 def pack_linears(model: nn.Module) -> int:
     """Replace the linear layers of ``model`` in place and return how many were replaced.
 
-    A layer stays as it is where it is not on a CPU, where its dtype cannot be packed, or where it
-    or its weight is of a class of its own, a quantised one for example. Weights that are tied to
-    another module, as an output head to the embedding, are held twice afterwards. Layers that were
-    fused (see ``decodekit.execution.fused``) are packed as the one layer that they are parts of.
+    A layer stays as it is where it is not on a CPU, where its dtype cannot be packed, where it or
+    its weight is of a class of its own, a quantised one for example, and where it has a hook.
+    Weights that are tied to another module, as an output head to the embedding, are held twice
+    afterwards. Layers that were fused (see ``decodekit.execution.fused``) are packed as the one
+    layer that they are parts of.
 
     Args:
-        model: In evaluation mode; it cannot be trained or saved afterwards.
+        model: In evaluation mode; it cannot be trained, saved, cast or moved afterwards.
 
     Raises:
         ConfigError: No layer could be packed.
     """
     replaced = 0
-    packed_before = any(isinstance(module, PackedLinear) for module in model.modules())
-    for parent in list(model.modules()):
-        for group in _groups(parent):
-            _pack(parent, group)
-            replaced += len(group)
+    with layers_lock:
+        packed_before = any(isinstance(module, PackedLinear) for module in model.modules())
+        for parent in list(model.modules()):
+            for group in _groups(parent):
+                _pack(parent, group)
+                replaced += len(group)
     if not replaced and not packed_before:
         raise ConfigError(
             "execution=packed found no linear layer that can be packed here; use execution=eager",

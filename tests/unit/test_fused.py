@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decodekit.execution.fused import fuse_linears, fused_linear
+from decodekit.execution.fused import fuse_linears, fused_linear, have_biases_alike
 from decodekit.execution.packed import PackedRows, can_pack, pack_linears
 
 ROWS = (6, 4, 4)
@@ -76,6 +76,21 @@ def test_only_the_whole_group_in_its_order_is_one() -> None:
     assert fused_linear(parts[1:]) is None
     assert fused_linear([parts[0], parts[2], parts[1]]) is None
     assert fused_linear([nn.Linear(8, 4, device="meta"), nn.Linear(8, 4, device="meta")]) is None
+
+
+@pytest.mark.parametrize("biased", range(3))
+def test_layers_of_which_some_have_a_bias_are_no_group(biased: int) -> None:
+    parts = linears()
+    fuse_linears(list(parts))
+    parts[biased].bias = nn.Parameter(torch.ones(ROWS[biased]))
+    assert not have_biases_alike(list(parts))
+    assert fused_linear(list(parts)) is None
+    if can_pack(torch.float32):
+        expected = [part(states()) for part in parts]
+        assert pack_linears(parts) == 3
+        with torch.no_grad():
+            for part, own in zip(parts, expected, strict=True):
+                torch.testing.assert_close(part(states()), own, atol=1e-5, rtol=1e-5)
 
 
 def test_neighbours_in_a_larger_storage_are_no_group() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import io
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decodekit import Decoder
 from decodekit.errors import ConfigError
 from decodekit.execution import packed
 from decodekit.execution.packed import PackedLinear, can_pack, pack_linears
-from tests.tiny import greedy_loop, random_prompt, tiny_model
+from tests.tiny import greedy_loop, own_model, random_prompt, tiny_model
 
 needs_packing = pytest.mark.skipif(
     not can_pack(torch.float32), reason="this build of torch cannot pack linear layers"
@@ -69,6 +71,102 @@ def test_only_plain_linear_layers_on_a_cpu_are_packed() -> None:
     assert kinds["plain"] == kinds["inner.0"] == "PackedLinear"
     assert kinds["special"] == "Special"
     assert kinds["wide"] == kinds["elsewhere"] == "Linear"
+
+
+class LowRank(nn.Module):
+    """A layer and what LoRA adds to it, in the dtype of the added weights."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+        nn.init.ones_(self.down.weight)
+        nn.init.ones_(self.up.weight)
+
+    def forward(self, states: Tensor) -> Tensor:
+        assert self.base.bias is None
+        added = self.up(self.down(states.to(self.down.weight.device, self.down.weight.dtype)))
+        return self.base(states) + added.to(self.base.weight.dtype)
+
+
+@needs_packing
+def test_low_rank_adapters_are_packed_with_the_layers_in_them() -> None:
+    model = own_model()
+    mlp = model.model.layers[1].mlp
+    mlp.down_proj = LowRank(mlp.down_proj)
+    expected = greedy_loop(model, random_prompt(15), 8)
+    decoder = Decoder.from_model(model, execution="packed")
+    assert type(mlp.down_proj.base) is type(mlp.down_proj.up) is PackedLinear
+    assert mlp.down_proj.base.weight.shape == (32, 48)
+    assert decoder.generate(random_prompt(15), max_new_tokens=8).tokens == expected
+
+
+@needs_packing
+@pytest.mark.parametrize("adapter", ["auto", "hf"])
+def test_a_layer_with_a_hook_or_another_forward_is_left_alone(adapter: str) -> None:
+    """They would be lost with the layer, and the text would be another."""
+
+    def hooked(head: nn.Module) -> None:
+        head.register_forward_hook(lambda *given: -given[-1])
+
+    def hooked_before(head: nn.Module) -> None:
+        head.register_forward_pre_hook(lambda *given: (-given[-1][0],))
+
+    def patched(head: nn.Module) -> None:
+        forward = head.forward
+        head.forward = lambda states: -forward(states)
+
+    for change in (hooked, hooked_before, patched):
+        model = own_model()
+        change(model.lm_head)
+        expected = greedy_loop(model, random_prompt(15), 8)
+        decoder = Decoder.from_model(model, adapter=adapter, execution="packed")
+        assert decoder.generate(random_prompt(15), max_new_tokens=8).tokens == expected
+        assert type(model.model.layers[0].mlp.up_proj) is PackedLinear
+
+
+@needs_packing
+@pytest.mark.parametrize("adapter", ["hf", "llama"])
+def test_a_packed_model_is_neither_saved_nor_cast(adapter: str, tmp_path: Path) -> None:
+    """Without an error, a checkpoint without most of the weights would be written."""
+    for attempt in (
+        lambda model: model.save_pretrained(tmp_path),
+        lambda model: torch.save(model, io.BytesIO()),
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.to("meta"),
+    ):
+        model = own_model("llama-biased")
+        Decoder.from_model(model, adapter=adapter, execution="packed")
+        model.to("cpu", torch.float32)  # where it is
+        with pytest.raises(ConfigError, match=r"cannot be \w+.*; load the model again with"):
+            attempt(model)
+    assert list(tmp_path.glob("*.safetensors")) == []
+
+
+@needs_packing
+@pytest.mark.parametrize("adapter", ["hf", "llama"])
+def test_a_copy_of_a_packed_model_is_a_model(adapter: str) -> None:
+    model = own_model("llama-biased")
+    expected = greedy_loop(model, random_prompt(15), 8)
+    Decoder.from_model(model, adapter=adapter, execution="packed")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj._bias.zero_()
+        model.model.embed_tokens.weight.zero_()
+    for decoder in (Decoder.from_model(twin), Decoder.from_model(twin, adapter="hf")):
+        assert decoder.generate(random_prompt(15), max_new_tokens=8).tokens == expected
+
+
+def test_the_default_device_does_not_matter() -> None:
+    can_pack.cache_clear()
+    expected = can_pack(torch.float32)
+    can_pack.cache_clear()
+    try:
+        with torch.device("meta"):
+            assert can_pack(torch.float32) is expected
+    finally:
+        can_pack.cache_clear()
 
 
 def test_where_nothing_can_be_packed_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,20 @@ def _obstacle(model: PreTrainedModel) -> str | None:
             "its int8 layers treat the outliers of all rows of a pass together, so guesses would "
             "change them; load it with llm_int8_threshold=0"
         )
+    if any(_scales_rows_together(module) for module in model.modules()):
+        return (
+            "its dynamically quantised layers take one scale for all rows of a pass, so guesses "
+            "would change it; quantise the weights only"
+        )
     return None
+
+
+def _scales_rows_together(module: torch.nn.Module) -> bool:
+    """Return whether a layer is one of torch's ``quantize_dynamic`` with int8 activations."""
+    # By name: the package is deprecated, and importing what may be gone one day is an error.
+    packed = getattr(module, "_packed_params", None)
+    dynamic = type(module).__module__.startswith("torch.ao.nn.quantized.dynamic")
+    return dynamic and getattr(packed, "dtype", None) == torch.qint8
 
 
 def check_own_kernel(adapter: ModelAdapter) -> None:

@@ -12,6 +12,7 @@ from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.adapters.llama.support import check_support
 from decodekit.errors import GenerationError
+from decodekit.execution.fused import layers_lock
 from decodekit.interfaces import AttentionBackend, KVCache
 from decodekit.model_facts import eos_token_ids_of, max_positions_of
 from decodekit.plan import StepPlan, check_prefixes, padded_rows
@@ -23,7 +24,8 @@ class LlamaAdapter:
     """Runs steps with the weights of a loaded model, which stays usable and keeps its values.
 
     Its query, key and value weights, and those of gate and up, are laid one behind the other and
-    become views, so that nothing is held twice. Hooks that are put on the model later are skipped.
+    become views, so that nothing is held twice. A model that is changed later is read anew at the
+    next pass; one that got a hook, say, is refused then.
 
     Args:
         model: Of the LLaMA family, in evaluation mode.
@@ -83,6 +85,7 @@ class LlamaAdapter:
             raise GenerationError(f"the 'llama' adapter cannot use a {type(cache).__name__}")
         check_prefixes(plans, cache.lengths)
         lean = self._current()
+        cache.suit(dtype=lean.dtype, device=lean.device)
         rows = max(plan.rows for plan in plans)
         cache.begin([plan.rows for plan in plans])
         tokens, positions = torch.tensor(padded_rows(plans), device=cache.device)
@@ -113,6 +116,8 @@ class LlamaAdapter:
         lean = self._lean  # another thread may exchange it meanwhile
         if lean is None or not lean.is_of(self.model):
             self._lean = lean = None  # let go of the old weights first
-            check_support(self.model)
-            self._lean = lean = LeanForward(self.model)
+            # Packed meanwhile, the old weights would be held as well, and nothing would tell.
+            with layers_lock:
+                check_support(self.model)
+                self._lean = lean = LeanForward(self.model)
         return lean

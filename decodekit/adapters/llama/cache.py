@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from decodekit.errors import GenerationError
 from decodekit.row_storage import RowStorage
 
 __all__ = ["LlamaCache"]
@@ -56,6 +57,23 @@ class LlamaCache:
     def lengths(self) -> tuple[int, ...]:
         """Committed rows of each sequence, length b."""
         return tuple(self._storage.lengths)
+
+    def suit(self, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Follow a model that was cast or moved between two texts; memory is taken anew.
+
+        Raises:
+            GenerationError: There are rows already, so it was in the middle of a text.
+        """
+        if (dtype, device) == (self.dtype, self.device):
+            return
+        if any(self.lengths):
+            raise GenerationError(
+                f"the model was cast or moved in the middle of a text, from {self.dtype} on "
+                f"{self.device} to {dtype} on {device}; start the text anew"
+            )
+        self.dtype, self.device = dtype, device
+        self._slab = None
+        self._storage.slabs.clear()
 
     def begin(self, rows: Sequence[int]) -> None:
         """Make ready for a pass that writes so many rows behind each sequence.

@@ -17,6 +17,7 @@ from transformers import MistralConfig, PreTrainedModel
 
 from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.rope import RotaryTable, rotate
+from decodekit.adapters.llama.snapshot import Snapshot
 from decodekit.adapters.llama.weights import LayerWeights, layer_weights, projection
 from decodekit.interfaces import AttentionBackend
 
@@ -43,13 +44,14 @@ class LeanForward:
         self._rotary = RotaryTable(
             core.rotary_emb, dtype=self._embedding.dtype, device=self._embedding.device
         )
-        self._source = _source(model)
+        self.dtype, self.device = self._embedding.dtype, self._embedding.device
+        self._snapshot = Snapshot(model)
         self.windows = frozenset(layer.window for layer in self._layers)
         """The sliding windows of all layers, None for full attention."""
 
     def is_of(self, model: PreTrainedModel) -> bool:
-        """Return whether ``model`` still has these weights, not packed, moved or replaced ones."""
-        return self._source == _source(model)
+        """Return whether ``model`` still has these weights; see ``Snapshot``."""
+        return self._snapshot.is_of(model)
 
     def run(
         self,
@@ -115,11 +117,3 @@ def _window(config: Any, attention: Any) -> int | None:
     if isinstance(config, MistralConfig):
         return config.sliding_window  # type: ignore[no-any-return]
     return getattr(attention, "sliding_window", None)
-
-
-def _source(model: PreTrainedModel) -> tuple[object, ...]:
-    """Return what tells the model's weights from others: the first layer stands for all layers."""
-    query = model.model.layers[0].self_attn.q_proj
-    weight = getattr(query, "weight", None)  # none when it is packed
-    embedding_at = model.model.embed_tokens.weight.data_ptr()
-    return (query, None if weight is None else weight.data_ptr(), embedding_at, model.lm_head)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as module_hooks
 from transformers import (
     LlamaForCausalLM,
     MistralForCausalLM,
@@ -58,29 +59,48 @@ def obstacle(model: PreTrainedModel) -> str | None:
         return f"its class is none of {names}"
     if model.training:
         return "it is in training mode, where dropout changes its output; call model.eval()"
+    layers = model.model.layers
+    if not len(layers):
+        return "it has no layers"
     rope = model.model.rotary_emb.rope_type
     if rope not in _STATIC_ROPE:
         return f"its {rope!r} RoPE is none of {', '.join(_STATIC_ROPE)}"
+    if module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks:
+        return "there is a hook on all modules, which would be skipped"
     for name, module in model.named_modules():
-        reason = _change(name or "model", module, source=type(model).__module__)
+        reason = _change(
+            name or "model",
+            module,
+            source=type(model).__module__,
+            epsilon=model.config.rms_norm_eps,
+        )
         if reason is not None:
             return reason
-    if 2 * model.model.rotary_emb.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
+    heads = {(each.self_attn.head_dim, each.self_attn.k_proj.out_features) for each in layers}
+    if len(heads) != 1:
+        return "its layers have several sizes of heads or numbers of kv heads"
+    if 2 * model.model.rotary_emb.inv_freq.numel() != layers[0].self_attn.head_dim:
         return "its RoPE turns only a part of each head"
-    return _weights_obstacle(model)
+    if model.model.embed_tokens.max_norm is not None:
+        return "its embedding shortens long vectors (max_norm)"
+    return _weights_obstacle(model) or _sharing(model)
 
 
-def _change(name: str, module: Any, *, source: str) -> str | None:
+def _change(name: str, module: Any, *, source: str, epsilon: float) -> str | None:
     """Return what makes ``module`` compute something else than the file ``source`` says."""
     kind = type(module)
     activation = "act_fn" in name.split(".")  # it is called, whatever it is
     if not (kind.__module__ == source or kind in _PLAIN or activation):
         return f"its {name} is a {kind.__name__} (quantised, adapted or patched)"
-    if "forward" in vars(module):
+    defined = getattr(kind.forward, "__module__", None)
+    patched = not activation and kind is not nn.ModuleList and defined != kind.__module__
+    if "forward" in vars(module) or patched:
         return f"the forward of its {name} was replaced (offloaded or patched)"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if not activation and any(hook.__module__ != _HARMLESS_HOOKS for hook in hooks):
         return f"its {name} has a hook, which would be skipped"
+    if getattr(module, "variance_epsilon", epsilon) != epsilon:
+        return f"the epsilon of its {name} is {module.variance_epsilon}, not rms_norm_eps={epsilon}"
     return None
 
 
@@ -99,4 +119,19 @@ def _weights_obstacle(model: PreTrainedModel) -> str | None:
         return f"its weights have several dtypes: {', '.join(dtypes)}"
     if weights[0].dtype not in _DTYPES:
         return f"its weights are of {dtypes[0]}"
+    return None
+
+
+def _sharing(model: PreTrainedModel) -> str | None:
+    """Return which of the weights cannot become a view of a fused one."""
+    seen: dict[nn.Parameter, str] = {}
+    for name, module in model.named_modules():
+        if type(module) is not nn.Linear:
+            continue
+        for weight in module.parameters(recurse=False):
+            if weight.is_inference():
+                return f"its {name} was made in inference mode, so it cannot be laid out anew"
+            if weight in seen:
+                return f"its {name} and its {seen[weight]} share their weights"
+            seen[weight] = name
     return None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from decodekit.execution.fused import fuse_linears
+from decodekit.execution.fused import fuse_linears, have_biases_alike
 from decodekit.execution.packed import PackedRows
 
 __all__ = ["LayerWeights", "Projection", "layer_weights", "projection"]
@@ -86,10 +86,11 @@ def projection(module: Any) -> Projection:
 
 def _joint(modules: Sequence[Any]) -> Projection:
     """Return what linear layers compute side by side, as one layer."""
-    first = modules[0]
-    if isinstance(first, PackedRows):  # packed after they were fused: never one without the others
-        return first.whole.forward
-    if all(type(module) is nn.Linear for module in modules):
+    wholes = {module.whole for module in modules if isinstance(module, PackedRows)}
+    if len(wholes) == 1 and all(isinstance(module, PackedRows) for module in modules):
+        return wholes.pop().forward  # packed after they were fused
+    if all(type(module) is nn.Linear for module in modules) and have_biases_alike(modules):
         return projection(fuse_linears(modules))
-    parts = [projection(module) for module in modules]  # packed before anybody fused them
+    # Packed before anybody fused them, or exchanged one by one.
+    parts = [projection(module) for module in modules]
     return lambda states: torch.cat([part(states) for part in parts], dim=-1)

@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from decodekit import Decoder
 from decodekit.adapters.hf import HFAdapter
@@ -74,6 +78,37 @@ def _scaled(model: Any) -> None:
     model.model.rotary_emb.rope_type = "dynamic"
 
 
+def _emptied(model: Any) -> None:
+    model.model.layers = nn.ModuleList()
+
+
+def _pruned(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.k_proj, attention.v_proj = nn.Linear(32, 8, bias=False), nn.Linear(32, 8, bias=False)
+
+
+def _one_for_two(model: Any) -> None:
+    model.model.layers[1].mlp.gate_proj.weight = model.model.layers[1].mlp.up_proj.weight
+
+
+def _one_for_two_layers(model: Any) -> None:
+    first, second, *_ = model.model.layers
+    second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
+
+
+def _in_inference_mode(model: Any) -> None:
+    with torch.inference_mode():
+        model.model.layers[0].mlp.up_proj.weight = nn.Parameter(torch.ones(48, 32))
+
+
+def _damped(model: Any) -> None:
+    model.model.layers[1].input_layernorm.variance_epsilon = 0.5
+
+
+def _shortened(model: Any) -> None:
+    model.model.embed_tokens.max_norm = 0.5
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -87,6 +122,19 @@ def _scaled(model: Any) -> None:
         (_nowhere, "on the meta device"),
         (_eighths, r"weights are of torch\.float8_e4m3fn"),
         (_scaled, "its 'dynamic' RoPE is none of default, linear, llama3, yarn"),
+        (_emptied, "it has no layers"),
+        (_pruned, "its layers have several sizes of heads or numbers of kv heads"),
+        (
+            _one_for_two,
+            r"its model\.layers\.1\.mlp\.up_proj and its \S+gate_proj share their weights",
+        ),
+        (_one_for_two_layers, r"layers\.1\.self_attn\.q_proj and its \S+layers\.0\S+q_proj share"),
+        (_in_inference_mode, r"layers\.0\.mlp\.up_proj was made in inference mode"),
+        (
+            _damped,
+            r"epsilon of its model\.layers\.1\.input_layernorm is 0\.5, not rms_norm_eps=1e-06",
+        ),
+        (_shortened, r"its embedding shortens long vectors \(max_norm\)"),
     ],
     ids=[
         "training",
@@ -99,6 +147,13 @@ def _scaled(model: Any) -> None:
         "nowhere",
         "eighths",
         "scaled",
+        "emptied",
+        "pruned",
+        "one-for-two",
+        "one-for-two-layers",
+        "in-inference-mode",
+        "damped",
+        "shortened",
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(change: Any, reason: str) -> None:
@@ -109,6 +164,27 @@ def test_what_would_be_computed_wrongly_is_refused(change: Any, reason: str) -> 
         LlamaAdapter(model, EagerBackend())
     assert str(caught.value).startswith("LlamaForCausalLM cannot be decoded by the 'llama' adapter")
     assert "\n" not in str(caught.value)
+
+
+def test_a_class_that_was_patched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libraries do that replace a class's forward for all models of the process."""
+    model = own_model()
+    monkeypatch.setattr(type(model.model.layers[0].mlp), "forward", _nothing)
+    assert (
+        obstacle(model)
+        == "the forward of its model.layers.0.mlp was replaced (offloaded or patched)"
+    )
+
+
+def test_a_hook_on_every_module_of_the_process_is_refused() -> None:
+    model = own_model()
+    for register in (register_module_forward_hook, register_module_forward_pre_hook):
+        handle = register(_nothing)
+        try:
+            assert obstacle(model) == "there is a hook on all modules, which would be skipped"
+        finally:
+            handle.remove()
+        assert obstacle(model) is None
 
 
 def test_other_classes_are_refused() -> None:
@@ -135,6 +211,11 @@ def test_auto_picks_llama_where_it_fits_and_says_so(kind: str) -> None:
     changed = own_model(kind)
     changed.register_forward_hook(_nothing)
     assert build_adapter(changed, backend="eager").name == "hf"
+
+
+def test_a_key_that_is_no_text_is_an_unknown_one() -> None:
+    with pytest.raises(ConfigError, match="unknown key 1 in 'adapter'"):
+        build_adapter(tiny_model(), adapter={"name": "llama", 1: 2})
 
 
 class Special(nn.Parameter):

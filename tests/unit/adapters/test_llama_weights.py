@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM
 from decodekit import Decoder
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.llama import LlamaAdapter
+from decodekit.adapters.llama import adapter as adapter_module
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.execution.fused import fused_linear
-from decodekit.execution.packed import PackedRows, can_pack
+from decodekit.execution.packed import PackedLinear, PackedRows, can_pack
 from decodekit.factory import _Parts, build_strategy, prepare_execution
 from decodekit.plan import StepPlan
 from decodekit.tree import ROOT, TokenTree
@@ -215,6 +216,50 @@ def test_an_adapter_in_use_notices_that_its_model_was_packed() -> None:
     torch.testing.assert_close(after, before, **TOLERANCE)
     assert not any(type(module) is nn.Linear for module in model.modules())
     assert "partial" not in type(adapter._current()._layers[0].qkv).__name__
+
+
+@needs_packing
+def test_a_pass_is_laid_out_before_or_after_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle, the plain weights would be held beside the packed ones for ever."""
+    model = own_model()
+    adapter = LlamaAdapter(model, SDPABackend())
+    packing = threading.Thread(target=prepare_execution, args=(model, "packed"))
+
+    class Slow(LeanForward):
+        def __init__(self, model: Any) -> None:
+            if packing.ident is None:
+                packing.start()
+                packing.join(0.3)
+                assert packing.is_alive()  # it has to wait for us
+            super().__init__(model)
+
+    monkeypatch.setattr(adapter_module, "LeanForward", Slow)
+    prefilled(adapter, [1, 2, 3])
+    packing.join()
+    assert isinstance(adapter._current()._layers[0].qkv.__self__, PackedLinear)
+
+
+@needs_packing
+def test_threads_pack_and_run_one_model() -> None:
+    prompt = random_prompt(12)
+    expected = greedy_loop(tiny_model(), prompt, 6)
+    settings = [{"execution": "packed"}, {"adapter": "llama"}, {"adapter": "hf"}, {}]
+    for _ in range(6):
+        model = own_model()
+        start = threading.Barrier(2 * len(settings))
+        texts: list[list[int]] = []
+
+        def work(index: int, model: Any = model, start: Any = start, texts: Any = texts) -> None:
+            start.wait()
+            decoder = Decoder.from_model(model, **{"execution": "auto", **settings[index % 4]})
+            texts.append(decoder.generate(prompt, max_new_tokens=6).tokens)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert texts == [expected] * 8
 
 
 @needs_packing
