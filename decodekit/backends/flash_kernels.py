@@ -53,7 +53,7 @@ class FlashKernel(Protocol):
         """Return the output [B, H, R, D] and its log-sum-exp [B, H, R].
 
         Args:
-            query: [B, H, R, D].
+            query: [B, H, R, D], the last stride 1; as for keys and values.
             key: [B, K, S, D], S at least 1; H is a multiple of K.
             value: [B, K, S, D].
             scale: Factor on the scores.

@@ -17,6 +17,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from decodekit.backends.layout import rows_in_one_piece
 from decodekit.errors import BackendError, require_at_least
 from decodekit.mask import TreeMask
 
@@ -132,7 +133,7 @@ class TritonBackend:
         batch, heads, rows, width = query.shape
         kv_heads = key.shape[1]
         self._check(query, value)
-        query, key, value = (_rows_in_one_piece(states) for states in (query, key, value))
+        query, key, value = (rows_in_one_piece(states) for states in (query, key, value))
         groups = heads // kv_heads
         block_m, block_n = _blocks(rows * groups, width, query.dtype)
         blocks = _ceil(rows * groups, block_m)
@@ -224,11 +225,6 @@ def _load_kernels() -> ModuleType:
             backend="triton",
         ) from error
     return triton_kernels
-
-
-def _rows_in_one_piece(states: Tensor) -> Tensor:
-    """Return ``states`` [..., D] with a last stride of 1: nearly always as they are."""
-    return states if states.stride(-1) == 1 else states.contiguous()
 
 
 def _blocks(pairs: int, width: int, dtype: torch.dtype) -> tuple[int, int]:

@@ -24,7 +24,7 @@ LAYERS = [
     ["interfaces"],
     ["row_storage", "model_facts", "execution.*"],
     ["sampling", "runner", "trial", "processors", "constraint", "scores"],
-    ["backends.merge"],
+    ["backends.layout", "backends.merge"],
     ["backends.flash_kernels", "backends.triton_kernels"],
     ["strategies", "backends", "adapters"],
     ["shaping", "guidance", "foreign"],
