@@ -223,6 +223,13 @@ def test_what_a_row_must_not_see_does_not_move_it_at_all(
             assert same is not mask.sees(row, place, window=window), (row, place)
 
 
+def test_a_window_without_end_is_none(backend: AttentionBackend) -> None:
+    mask = random_plan(2, prefix=9, pending=1, nodes=5).mask()
+    states = random_states([mask], (2, 2), torch.float32)
+    full = attend(backend, [mask], states)
+    assert torch.equal(attend(backend, [mask], states, window=2**40), full)
+
+
 @pytest.mark.parametrize(
     "plan",
     [
