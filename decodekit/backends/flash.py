@@ -56,7 +56,7 @@ class _Lowered:
 
 
 class FlashBackend:
-    """flash-attn 2 or 3 on a GPU, torch's own flash kernel on a CPU."""
+    """flash-attn 2, 3 or 4 on a GPU, torch's own flash kernel on a CPU."""
 
     name = "flash"
 
