@@ -48,14 +48,14 @@ def tiles(pairs: int, width: int, dtype: torch.dtype) -> tuple[Tile, ...]:
     block = min(max(16, 1 << (pairs - 1).bit_length()), most)
     keys = (64 if width <= 128 else 32) // (1 if narrow else 2)
     first = Tile(block, keys, warps=4 if block <= 64 else 8, stages=2)
-    tried = (
+    tried = [
         first,
         replace(first, stages=3),
         replace(first, keys=2 * keys),
         replace(first, keys=2 * keys, warps=8),
-        replace(first, keys=max(16, keys // 2), stages=3),
-        replace(first, pairs=max(16, block // 2), warps=4, stages=3),
-    )
+    ]
+    if block > 64:
+        tried.append(replace(first, pairs=block // 2, warps=4))
     return tuple(dict.fromkeys(tried))
 
 

@@ -106,7 +106,7 @@ def test_every_tile_gives_the_same_attention(
 @NEEDS_TRITON
 def test_tiles_are_tuned_once_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that say something else each time change nothing after the first step of a kind."""
-    times = [5.0, 4.0, 3.0, 2.0, 1.0, 6.0, *range(1, 7)]
+    times = [4.0, 3.0, 2.0, 5.0, 1.0, 2.0, 3.0, 4.0]
 
     def time_of(run: Any) -> float:
         run()
@@ -117,7 +117,7 @@ def test_tiles_are_tuned_once_for_the_process(monkeypatch: pytest.MonkeyPatch) -
     states = random_states([MASK], (4, 2), torch.float32, dim=16)
     expected = attend(EagerBackend(), [MASK], states)
     first = attend(TritonBackend(), [MASK], states)
-    assert len(times) == 12, "the interpreter tunes nothing"
+    assert len(times) == 8, "the interpreter tunes nothing"
     backend = TritonBackend()
     lowered = backend.lower([MASK], window=None, dtype=torch.float32, device=CPU)
     monkeypatch.setattr(backend._kernels, "INTERPRETED", False)
@@ -137,7 +137,7 @@ def test_tiles_are_tuned_once_for_the_process(monkeypatch: pytest.MonkeyPatch) -
     tuned = [
         each.attend(*states, lowered, scale=0.25) for each in (backend, TritonBackend(), backend)
     ]
-    assert used == [*(tile.keys for tile in tried), *[tried[4].keys] * 3]
+    assert used == [*(tile.keys for tile in tried), *[tried[2].keys] * 3]
     for again in tuned:
         assert_close(again, expected, torch.float32)
         assert torch.equal(again, tuned[0])
