@@ -82,7 +82,7 @@ class TreeMask:
         mask[:, self.prefix :] = tail
         if window is not None:
             keys = torch.cat([torch.arange(self.prefix, device=device), positions])
-            mask &= positions[:, None] - keys < window
+            mask &= keys > positions[:, None] - window  # no R x S numbers in between
         return mask
 
     def to_additive(

@@ -1,5 +1,7 @@
 """The whole grid: strategy x {greedy, sampled} x {processors on, off} x backend x batch {1, 3}.
 
+Of ``flash`` a square of cells is tested, of the kernels that are slow without a compiler a few.
+
 Every cell gives the tokens of a loop that knows nothing of decodekit: one full forward pass per
 token, transformers' own processors on the whole prefix, argmax or a draw by hand.
 """
@@ -10,7 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 from functools import cache
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,11 @@ from transformers import (
 )
 
 from decodekit import Decoder
+from decodekit.builtins import decodekit_register_backends
 from decodekit.interfaces import Budget, Proposal, StepOutcome
 from decodekit.params import SamplingParams
 from decodekit.tree import TokenTree
+from tests.attention import NEEDS_TRITON
 from tests.tiny import VOCABULARY, logits_after, random_prompt, tiny_model
 
 COUNT = 20
@@ -121,7 +125,7 @@ def options_of(sampled: bool, processed: bool, number: int) -> dict[str, Any]:
     return options
 
 
-def decoder_of(kind: str, strategy: Any, backend: str) -> Decoder:
+def decoder_of(kind: str, strategy: Any, backend: Any) -> Decoder:
     decoder = Decoder.from_model(tiny_model(kind), strategy=strategy, backend=backend)
     # The tiny models end no text by themselves; here either of two tokens does.
     decoder.adapter = _Ending(decoder.adapter)  # type: ignore[assignment]
@@ -175,7 +179,57 @@ NAMES = (
 def test_every_cell_equals_the_plain_loop(
     name: str, sampled: bool, processed: bool, backend: str, batch: int
 ) -> None:
-    for kind in KINDS:
+    check_cell(name, sampled, processed, backend, batch)
+
+
+SQUARE = [
+    # Each strategy once, and each two values of the other dimensions in some cell.
+    (name, number % 2 == 1, number % 4 > 1, 1 if number in (0, 3, 5, 6) else 3)
+    for number, name in enumerate(NAMES)
+]
+FLEX: dict[str, Any] = {"name": "flex", "compile": False}
+
+
+@pytest.mark.parametrize(("name", "sampled", "processed", "batch"), SQUARE)
+def test_a_square_of_cells_for_flash(name: str, sampled: bool, processed: bool, batch: int) -> None:
+    check_cell(name, sampled, processed, "flash", batch)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(FLEX, id="flex"), pytest.param("triton", id="triton", marks=NEEDS_TRITON)],
+)
+@pytest.mark.parametrize(
+    ("kind", "cell"),
+    [
+        pytest.param(kind, cell, id=f"{cell[0]}-{kind}")
+        for kind, cell in zip(("llama", "mistral", "mistral"), SQUARE[-3:], strict=True)
+    ],
+)
+def test_a_few_cells_for_kernels_that_are_slow_without_a_compiler(
+    kind: str, cell: tuple[str, bool, bool, int], backend: Any
+) -> None:
+    name, sampled, processed, batch = cell
+    check_cell(name, sampled, processed, backend, batch, kinds=(kind,))
+
+
+def test_every_backend_has_a_place_in_the_grid() -> None:
+    names = {component.name for component in decodekit_register_backends()}
+    assert names == {"eager", "sdpa", "flash", "flex", "triton"}
+    pairs = {pair for cell in SQUARE for pair in combinations(enumerate(cell[1:]), 2)}
+    assert len(pairs) == 3 * 2 * 2
+
+
+def check_cell(
+    name: str,
+    sampled: bool,
+    processed: bool,
+    backend: Any,
+    batch: int,
+    *,
+    kinds: Sequence[str] = KINDS,
+) -> None:
+    for kind in kinds:
         decoder = decoder_of(kind, strategy_of(name, kind, sampled, processed), backend)
         if batch == 1:
             results = [

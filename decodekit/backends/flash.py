@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from decodekit.backends.flash_kernels import FlashKernel, select_kernel
+from decodekit.backends.layout import rows_in_one_piece
 from decodekit.backends.merge import merge_parts
 from decodekit.errors import BackendError
 from decodekit.mask import TreeMask
@@ -55,7 +56,7 @@ class _Lowered:
 
 
 class FlashBackend:
-    """flash-attn 2 or 3 on a GPU, torch's own flash kernel on a CPU."""
+    """flash-attn 2, 3 or 4 on a GPU, torch's own flash kernel on a CPU."""
 
     name = "flash"
 
@@ -95,6 +96,7 @@ class FlashBackend:
                 "backend 'flash' cannot do logit softcapping on a CPU; use backend=eager",
                 backend=self.name,
             )
+        query, key, value = (rows_in_one_piece(states) for states in (query, key, value))
         outputs: list[Tensor] = []
         for index, span in enumerate(lowered.spans):
             one = slice(index, index + 1)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from inspect import signature
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from decodekit.errors import BackendError
 
 __all__ = ["FlashKernel", "select_kernel"]
 
+_Function = Callable[..., Any]
 _INSTALL = "pip install flash-attn --no-build-isolation"
 
 
@@ -53,7 +55,7 @@ class FlashKernel(Protocol):
         """Return the output [B, H, R, D] and its log-sum-exp [B, H, R].
 
         Args:
-            query: [B, H, R, D].
+            query: [B, H, R, D], the last stride 1; as for keys and values.
             key: [B, K, S, D], S at least 1; H is a multiple of K.
             value: [B, K, S, D].
             scale: Factor on the scores.
@@ -101,7 +103,7 @@ class _CUDA:
     windows = True
     softcaps = True
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: _Function) -> None:
         self._function = function
 
     def check(self, query: Tensor, value: Tensor) -> None:
@@ -140,9 +142,39 @@ class _CUDA:
             causal=causal,
             window_size=(-1, -1) if window is None else (window - 1, 0),
             softcap=softcap or 0.0,
-            return_softmax_lse=True,
+            **self._options(),
         )
         return output.transpose(1, 2), log
+
+    def _options(self) -> dict[str, Any]:
+        return {"return_softmax_lse": True}
+
+
+class _CUDA4(_CUDA):
+    """``flash_attn_func`` of flash-attn 4.
+
+    Args:
+        function: It.
+        major: Of the GPU's compute capability.
+    """
+
+    def __init__(self, function: _Function, major: int) -> None:
+        super().__init__(function)
+        self._blackwell = major in (10, 11)
+
+    def check(self, query: Tensor, value: Tensor) -> None:
+        super().check(query, value)
+        width = query.shape[-1]
+        if self._blackwell and 128 < width < 256:
+            raise BackendError(
+                "backend 'flash' takes heads of up to 128 numbers, or of 256, with flash-attn 4 on "
+                f"this GPU, not {width}; use backend=sdpa",
+                backend="flash",
+            )
+
+    def _options(self) -> dict[str, Any]:
+        # It splits the keys over the processors, 0 for as it thinks best, on these only.
+        return {"return_lse": True, "num_splits": 0 if self._blackwell else 1}
 
 
 def select_kernel(device: torch.device) -> FlashKernel:
@@ -154,30 +186,53 @@ def select_kernel(device: torch.device) -> FlashKernel:
     if device.type == "cpu":
         return _CPU()
     if device.type == "cuda":
-        return _CUDA(_flash_attn())
+        return _cuda_kernel(torch.cuda.get_device_capability(device)[0])
     raise BackendError(
         f"backend 'flash' runs on cuda and cpu, not on {device.type}; use backend=sdpa",
         backend="flash",
     )
 
 
-@lru_cache(maxsize=1)
-def _flash_attn() -> Callable[..., Any]:
-    """Return ``flash_attn_with_kvcache`` of flash-attn 3 where it is installed, else of 2."""
-    try:
-        from flash_attn_interface import flash_attn_with_kvcache
-    except ImportError:
+@lru_cache(maxsize=8)
+def _cuda_kernel(major: int) -> FlashKernel:
+    """Return the kernel of the flash-attn that suits the GPU best, of those installed.
+
+    flash-attn 3 is for Hopper alone, compute capability 9, and flash-attn 4 for Hopper and
+    Blackwell, 10 and 11.
+    """
+    order = {9: (3, 2, 4), 10: (4, 2), 11: (4, 2)}.get(major, (2,))
+    reasons: list[str] = []
+    for version in order:
         try:
-            from flash_attn import flash_attn_with_kvcache
+            function = _flash_attn(version)
         except ImportError as error:
-            reason = " ".join(str(error).split())
-            raise BackendError(
-                f"backend 'flash' needs flash-attn on a GPU ({reason}): {_INSTALL}; "
-                "or use backend=sdpa",
-                backend="flash",
-            ) from error
-    function: Callable[..., Any] = flash_attn_with_kvcache
-    return function
+            reasons.append(" ".join(str(error).split()))
+            continue
+        return _CUDA4(function, major) if version == 4 else _CUDA(function)
+    raise BackendError(
+        f"backend 'flash' needs flash-attn on a GPU ({'; '.join(reasons)}): {_INSTALL}; "
+        "or use backend=sdpa",
+        backend="flash",
+    )
+
+
+def _flash_attn(version: int) -> _Function:
+    """Return the function of a version of flash-attn; each is a package of its own.
+
+    Raises:
+        ImportError: It is not installed, or does not work.
+    """
+    if version == 4:
+        from flash_attn.cute import flash_attn_func
+
+        if "return_lse" not in signature(flash_attn_func).parameters:
+            raise ImportError("this early flash-attn 4 returns no log-sum-exp")
+        return cast(_Function, flash_attn_func)
+    if version == 3:
+        from flash_attn_interface import flash_attn_with_kvcache
+    else:
+        from flash_attn import flash_attn_with_kvcache
+    return cast(_Function, flash_attn_with_kvcache)
 
 
 def _check_width(query: Tensor, value: Tensor) -> None:

@@ -100,7 +100,7 @@ class FlexBackend:
             device=device,
         )
         shapes = torch.tensor(
-            [[mask.prefix, mask.rows, window or _NO_WINDOW] for mask in masks],
+            [[mask.prefix, mask.rows, min(window or _NO_WINDOW, _NO_WINDOW)] for mask in masks],
             dtype=torch.int32,
             device=device,
         )

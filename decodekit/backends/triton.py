@@ -11,12 +11,17 @@ without TRITON_INTERPRET=1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from decodekit.backends.layout import rows_in_one_piece
+from decodekit.backends.triton_tiles import Tile, TileTuner, bucket_of_keys, bucket_of_pairs, tiles
 from decodekit.errors import BackendError, require_at_least
 from decodekit.mask import TreeMask
 
@@ -33,10 +38,13 @@ class TritonConfig:
     Attributes:
         splits: Parts that the keys are split into, merged afterwards; 0 chooses by the length of
             the prefix and the size of the GPU.
+        tune: Whether to time a few sizes of tiles on the GPU, once for each kind of step. Without,
+            they follow from the shapes alone, the same in every process.
     """
 
     name: str = "triton"
     splits: int = 0
+    tune: bool = True
 
     def __post_init__(self) -> None:
         require_at_least(self.splits, 0, key="backend.splits")
@@ -129,18 +137,50 @@ class TritonBackend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Return the attention output [B, R, H, D]; see ``AttentionBackend.attend``."""
+        self._check(query, value)
+        query, key, value = (rows_in_one_piece(states) for states in (query, key, value))
+
+        def run(tile: Tile) -> Tensor:
+            return self._run(
+                tile, query, key, value, lowered, scale=scale, softcap=softcap, sinks=sinks
+            )
+
+        heads, rows, width = query.shape[1:]
+        pairs = rows * (heads // key.shape[1])
+        tried = tiles(pairs, width, query.dtype)
+        batch = (query.shape[0] - 1).bit_length()
+        kind = (
+            query.device, query.dtype, heads, key.shape[1], width, batch, bucket_of_pairs(pairs),
+            bucket_of_keys(lowered.keys), self.config.splits, lowered.window is not None,
+            softcap is not None, sinks is not None,
+        )  # fmt: skip
+        with _current(query.device):
+            if self._kernels.INTERPRETED or not self.config.tune:
+                return run(tried[0])
+            return run(_tuner().best(kind, tried, run))
+
+    def _run(
+        self,
+        tile: Tile,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lowered: _Lowered,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Return the attention output [B, R, H, D], computed in tiles of this size."""
         batch, heads, rows, width = query.shape
         kv_heads = key.shape[1]
-        self._check(query, value)
-        query, key, value = (_rows_in_one_piece(states) for states in (query, key, value))
         groups = heads // kv_heads
-        block_m, block_n = _blocks(rows * groups, width, query.dtype)
-        blocks = _ceil(rows * groups, block_m)
+        blocks = _ceil(rows * groups, tile.pairs)
         splits = self.config.splits or _splits(
-            lowered.keys, block_n, programs=blocks * batch * kv_heads, device=query.device
+            lowered.keys, tile.keys, programs=blocks * batch * kv_heads, device=query.device
         )
         # Not more splits than there are blocks of keys; all but the last are full.
-        chunk = _ceil(_ceil(lowered.keys, splits), block_n) * block_n
+        chunk = _ceil(_ceil(lowered.keys, splits), tile.keys) * tile.keys
         splits = _ceil(lowered.keys, chunk)
         out = query.new_empty((batch, rows, heads, width))
         parts = logs = out
@@ -175,11 +215,11 @@ class TritonBackend:
             SPLIT=splits > 1,
             # The interpreter's bfloat16 products are wrong, so there all are in float32.
             WIDE=self._kernels.INTERPRETED,
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
+            BLOCK_M=tile.pairs,
+            BLOCK_N=tile.keys,
             BLOCK_D=block_d,
-            num_warps=4 if block_m <= 64 else 8,
-            num_stages=2,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
         )
         if splits > 1:
             places = batch * rows * heads
@@ -226,23 +266,17 @@ def _load_kernels() -> ModuleType:
     return triton_kernels
 
 
-def _rows_in_one_piece(states: Tensor) -> Tensor:
-    """Return ``states`` [..., D] with a last stride of 1: nearly always as they are."""
-    return states if states.stride(-1) == 1 else states.contiguous()
+@lru_cache(maxsize=1)
+def _tuner() -> TileTuner:
+    """Return the tuner, one for the process: two decoders must not choose differently."""
+    from decodekit.backends import triton_timing
+
+    return TileTuner(triton_timing.milliseconds_of, triton_timing.REFUSALS)
 
 
-def _blocks(pairs: int, width: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Return BLOCK_M and BLOCK_N: a tile of scores, sized to what a GPU keeps on the chip.
-
-    Args:
-        pairs: R x G, the rows of a product.
-        width: D.
-        dtype: Of the states.
-    """
-    narrow = dtype != torch.float32
-    block_m = min(max(16, 1 << (pairs - 1).bit_length()), 128 if narrow and width <= 128 else 32)
-    block_n = (64 if width <= 128 else 32) // (1 if narrow else 2)
-    return block_m, block_n
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make ``device`` current: Triton launches there, wherever the states are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _splits(keys: int, block_n: int, *, programs: int, device: torch.device) -> int:

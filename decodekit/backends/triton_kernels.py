@@ -160,7 +160,7 @@ def attend_kernel(
     """
     block, head_of, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = (head_of // kv_heads).to(tl.int64)
-    kv_head = head_of % kv_heads
+    kv_head = (head_of % kv_heads).to(tl.int64)  # of a long cache, heads lie far apart
     heads = kv_heads * GROUPS
 
     pairs = block * BLOCK_M + tl.arange(0, BLOCK_M)

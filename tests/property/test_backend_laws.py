@@ -17,6 +17,7 @@ from decodekit.backends.flash import FlashBackend
 from decodekit.backends.flex import FlexBackend
 from decodekit.backends.invariant import InvariantBackend
 from decodekit.backends.merge import merge_parts
+from decodekit.backends.sdpa import SDPABackend
 from decodekit.backends.triton import TritonBackend, TritonConfig
 from decodekit.factory import build_backend
 from decodekit.interfaces import AttentionBackend
@@ -32,7 +33,7 @@ from tests.attention import (
 )
 from tests.property.strategies import trees
 
-LAYOUTS = [(1, 1), (4, 4), (6, 2), (9, 3), (8, 1)]  # query heads, kv heads
+LAYOUTS = [(1, 1), (4, 4), (6, 2), (9, 3), (8, 1), (7, 1)]  # query heads, kv heads
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Kernel:
     name: str
     build: Callable[[], AttentionBackend]
     dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCES)
-    dims: tuple[int, ...] = (8, 64, 80, 128)
+    dims: tuple[int, ...] = (1, 5, 8, 16, 64, 80, 96, 128, 256)
     softcap: bool = True
     sinks: bool = True
     examples: int = 60
@@ -52,15 +53,15 @@ class Kernel:
 
 TRITON: dict[str, Any] = {
     "dtypes": HALF_AND_SINGLE,
-    "dims": (5, 8, 64, 80, 128),
     "examples": 20,
     "shrinks": False,
 }
 KERNELS = [
-    Kernel("auto", lambda: build_backend("auto")),
+    Kernel("auto", lambda: build_backend("auto"), examples=30),
     Kernel("invariant", InvariantBackend),
-    Kernel("flash", FlashBackend, dims=(5, 8, 64, 80, 128), softcap=False, examples=150),
-    Kernel("flex", lambda: FlexBackend(compiled=False), dims=(5, 8, 64, 80, 128)),
+    Kernel("flash", FlashBackend, softcap=False, examples=150),
+    Kernel("flex", lambda: FlexBackend(compiled=False), examples=30),
+    Kernel("sdpa", SDPABackend, softcap=False, sinks=False),
     Kernel("triton", TritonBackend, **TRITON),
     Kernel(
         "triton in 3 splits",

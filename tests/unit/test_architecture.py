@@ -24,8 +24,9 @@ LAYERS = [
     ["interfaces"],
     ["row_storage", "model_facts", "execution.*"],
     ["sampling", "runner", "trial", "processors", "constraint", "scores"],
-    ["backends.merge"],
+    ["backends.layout", "backends.merge"],
     ["backends.flash_kernels", "backends.triton_kernels"],
+    ["backends.triton_tiles", "backends.triton_timing"],
     ["strategies", "backends", "adapters"],
     ["shaping", "guidance", "foreign"],
     ["target"],
@@ -94,7 +95,7 @@ OTHER_PACKAGES = {
         "testing",
     ),
     "pluggy": ("hookspecs", "hook_answers", "plugins"),
-    "triton": ("backends.triton_kernels",),
+    "triton": ("backends.triton_kernels", "backends.triton_timing"),
     "pytest": (),
 }
 

@@ -227,6 +227,40 @@ def test_what_a_row_must_not_see_does_not_move_it_at_all(
             assert same is not mask.sees(row, place, window=window), (row, place)
 
 
+def test_a_window_without_end_is_none(backend: AttentionBackend) -> None:
+    mask = random_plan(2, prefix=9, pending=1, nodes=5).mask()
+    states = random_states([mask], (2, 2), torch.float32)
+    full = attend(backend, [mask], states)
+    assert torch.equal(attend(backend, [mask], states, window=2**40), full)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(StepPlan(0, (0,) * 9), id="prefill"),
+        pytest.param(StepPlan(40, (0,) * 9), id="a chunk"),
+        pytest.param(StepPlan(50, (0,)), id="one row"),
+        pytest.param(random_plan(4, prefix=50, pending=3, nodes=5), id="a tree"),
+    ],
+)
+def test_states_may_lie_in_memory_in_any_way(backend: AttentionBackend, plan: StepPlan) -> None:
+    """Numbers of a row apart, heads innermost, one kv head that stands for two."""
+    mask = plan.mask()
+    query, key, value = random_states([mask], (6, 2), torch.float32)
+    laid = [
+        [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (query, key, value)],
+        [torch.stack([x, x + 1], dim=-1)[..., 0] for x in (query, key, value)],
+        [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value)],
+        [query, *(x[:, :1].expand(-1, 2, -1, -1) for x in (key, value))],
+    ]
+    for window in (None, 6):
+        for states in laid:
+            plain = tuple(x.contiguous() for x in states)
+            actual = attend(backend, [mask], tuple(states), window=window)  # type: ignore[arg-type]
+            expected = attend(EagerBackend(), [mask], plain, window=window)  # type: ignore[arg-type]
+            assert_close(actual, expected, torch.float32)
+
+
 @pytest.mark.parametrize("layout", [(4, 4), (9, 3)], ids=str)
 @pytest.mark.parametrize(
     ("plan", "causal"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -69,6 +70,17 @@ class FlashAttn:
         weights = scores.softmax(dim=-1).nan_to_num(0.0)
         output = torch.einsum("bhrs,bshd->brhd", weights, value).to(q.dtype)
         return output, log.masked_fill(log == float("-inf"), float("inf"))
+
+
+class FlashAttn4(FlashAttn):
+    """The same of flash-attn 4's ``flash_attn_func``, whose log of nothing is minus infinity."""
+
+    def __call__(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, num_splits: int, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        output, log = super().__call__(q, k, v, return_softmax_lse=return_lse, **options)
+        self.calls[-1]["splits"] = num_splits
+        return output, log.masked_fill(log == float("inf"), float("-inf"))
 
 
 @pytest.fixture
@@ -189,30 +201,98 @@ def test_a_device_without_a_kernel_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(("major", "splits"), [(9, 1), (10, 0)])
+def test_flash_attn_4_is_called_by_its_own_names(
+    monkeypatch: pytest.MonkeyPatch, major: int, splits: int
+) -> None:
+    function = FlashAttn4()
+    kernel = flash_kernels._CUDA4(function, major)
+    monkeypatch.setattr(flash, "select_kernel", lambda _: kernel)
+    masks = [tree(30), chain(0, 7), tree(3, 2), chain(12, 1)]
+    states = random_states(masks, (6, 2), torch.bfloat16, dim=8)
+    for window in (None, 3, 20):
+        for softcap in (None, 2.0):
+            options: dict[str, Any] = {"window": window, "softcap": softcap}
+            actual = attend(FlashBackend(), masks, states, **options)
+            expected = attend(EagerBackend(), masks, states, **options)
+            for index, mask in enumerate(masks):
+                pair = actual[index, : mask.rows], expected[index, : mask.rows]
+                assert_close(*pair, torch.bfloat16)
+    assert {call["splits"] for call in function.calls} == {splits}
+
+
+@pytest.mark.parametrize(("major", "refused"), [(9, False), (10, True), (11, True)])
+def test_flash_attn_4_has_fewer_widths_on_blackwell(major: int, refused: bool) -> None:
+    kernel = flash_kernels._CUDA4(FlashAttn4(), major)
+    for width in (64, 128, 136, 192, 256):
+        states = torch.zeros(1, 1, 1, width, dtype=torch.float16)
+        if refused and 128 < width < 256:
+            with pytest.raises(BackendError, match=f"on this GPU, not {width}; use backend=sdpa"):
+                kernel.check(states, states)
+        else:
+            kernel.check(states, states)
+
+
 @pytest.fixture
-def _fresh() -> Any:
-    flash_kernels._flash_attn.cache_clear()
-    yield
-    flash_kernels._flash_attn.cache_clear()
+def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Return a function that makes it look as if just these versions of flash-attn were there."""
+    names = {2: "flash_attn", 3: "flash_attn_interface", 4: "flash_attn.cute"}
+
+    def cute(q: Tensor, *, return_lse: bool = False) -> str:
+        return "4"
+
+    def install(*versions: int) -> None:
+        flash_kernels._cuda_kernel.cache_clear()
+        for version, name in names.items():
+            module = ModuleType(name)
+            module.flash_attn_with_kvcache = str(version)  # type: ignore[attr-defined]
+            module.flash_attn_func = cute  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, name, module if version in versions else None)
+        if 4 in versions and 2 not in versions:  # the folder that 4 is in, and nothing else
+            monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+
+    yield install
+    flash_kernels._cuda_kernel.cache_clear()
 
 
-@pytest.mark.usefixtures("_fresh")
-def test_flash_attn_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("flash_attn", "flash_attn_interface"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BackendError, match="pip install flash-attn --no-build-isolation; or use"):
-        FlashBackend().lower(
-            [chain(0, 1)], window=None, dtype=torch.float16, device=torch.device("cuda")
-        )
+@pytest.mark.parametrize(
+    ("installed", "major", "taken"),
+    [
+        ((2, 3, 4), 8, 2),
+        ((2, 3, 4), 9, 3),
+        ((2, 4), 9, 2),
+        ((4,), 9, 4),
+        ((2, 3, 4), 10, 4),
+        ((2, 3), 10, 2),
+        ((2, 4), 12, 2),
+        ((3, 4), 8, None),
+        ((3,), 10, None),
+        ((), 9, None),
+    ],
+    ids=str,
+)
+def test_the_flash_attn_that_suits_the_gpu_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Callable[..., None],
+    installed: tuple[int, ...],
+    major: int,
+    taken: int | None,
+) -> None:
+    packages(*installed)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, 0))
+    if taken is None:
+        with pytest.raises(BackendError, match="pip install flash-attn --no-build-isolation; or u"):
+            flash_kernels.select_kernel(torch.device("cuda"))
+        return
+    kernel = flash_kernels.select_kernel(torch.device("cuda"))
+    assert isinstance(kernel, flash_kernels._CUDA4) is (taken == 4)
+    assert taken == 4 or kernel._function == str(taken)  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("_fresh")
-def test_flash_attn_3_comes_before_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {name: ModuleType(name) for name in ("flash_attn", "flash_attn_interface")}
-    for name, module in modules.items():
-        module.flash_attn_with_kvcache = name  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, name, module)
-    assert flash_kernels._flash_attn() == "flash_attn_interface"
-    flash_kernels._flash_attn.cache_clear()
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-    assert flash_kernels._flash_attn() == "flash_attn"
+def test_a_flash_attn_4_that_returns_no_logs_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, packages: Callable[..., None]
+) -> None:
+    packages(4)
+    monkeypatch.setattr(sys.modules["flash_attn.cute"], "flash_attn_func", lambda q: q)
+    with pytest.raises(BackendError, match="early flash-attn 4 returns no log-sum-exp"):
+        flash_kernels._cuda_kernel(10)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from decodekit.errors import BackendError
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
@@ -100,3 +103,23 @@ def test_a_mask_is_a_value() -> None:
     again = TreeMask(FORK.prefix, FORK.tin, FORK.tout, FORK.positions, FORK.lead)
     assert again == FORK
     assert hash(again) == hash(FORK)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that an operation has made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.largest = max(self.largest, made.nbytes)
+        return made
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_nothing_larger_than_the_mask_is_made_on_the_way(window: int | None) -> None:
+    mask = StepPlan(1000, (3,) * 50).mask()
+    with LargestTensor() as memory:
+        mask.to_bool(window=window)
+    assert memory.largest == 50 * 1050  # a byte for each row and key

@@ -17,11 +17,12 @@ import decodekit.backends
 from decodekit import Decoder
 from decodekit.backends import triton as backend_module
 from decodekit.backends.eager import EagerBackend
-from decodekit.backends.triton import TritonBackend, TritonConfig, _blocks, _splits
+from decodekit.backends.triton import TritonBackend, TritonConfig, _splits
+from decodekit.backends.triton_tiles import Tile, TileTuner, tiles
 from decodekit.errors import BackendError, ConfigError
 from decodekit.plan import StepPlan
 from decodekit.tree import TokenTree
-from tests.attention import NEEDS_TRITON, assert_close, attend, random_states
+from tests.attention import HALF_AND_SINGLE, NEEDS_TRITON, assert_close, attend, random_states
 from tests.tiny import tiny_model
 
 CPU = torch.device("cpu")
@@ -87,14 +88,69 @@ def test_a_gpu_is_filled_by_splits_of_long_prefixes(monkeypatch: pytest.MonkeyPa
     assert _splits(100_000, 64, programs=8, device=CPU) == 1
 
 
-def test_blocks_are_powers_of_two_that_a_product_of_tiles_takes() -> None:
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        for width in (8, 64, 80, 128, 256):
-            for pairs in (1, 4, 17, 120, 5000):
-                block_m, block_n = _blocks(pairs, width, dtype)
-                for size in (block_m, block_n):
-                    assert size >= 16
-                    assert size & (size - 1) == 0
+@NEEDS_TRITON
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_every_tile_gives_the_same_attention(
+    dtype: torch.dtype, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TritonBackend(TritonConfig(splits=splits))
+    states = random_states([MASK], (6, 2), dtype, dim=24)
+    for window in (None, 20):
+        expected = attend(EagerBackend(), [MASK], states, window=window)
+        for tile in tiles(MASK.rows * 3, 24, dtype):
+            monkeypatch.setattr(backend_module, "tiles", lambda *_, tile=tile: (tile,))
+            assert_close(attend(backend, [MASK], states, window=window), expected, dtype)
+
+
+@NEEDS_TRITON
+def test_tiles_are_tuned_once_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that say something else each time change nothing after the first step of a kind."""
+    times = [4.0, 3.0, 2.0, 5.0, 1.0, 2.0, 3.0, 4.0]
+
+    def time_of(run: Any) -> float:
+        run()
+        return times.pop(0)
+
+    tuner = TileTuner(time_of, ())
+    monkeypatch.setattr(backend_module, "_tuner", lambda: tuner)
+    states = random_states([MASK], (4, 2), torch.float32, dim=16)
+    expected = attend(EagerBackend(), [MASK], states)
+    first = attend(TritonBackend(), [MASK], states)
+    assert len(times) == 8, "the interpreter tunes nothing"
+    backend = TritonBackend()
+    lowered = backend.lower([MASK], window=None, dtype=torch.float32, device=CPU)
+    monkeypatch.setattr(backend._kernels, "INTERPRETED", False)
+    used: list[int] = []
+    real = TritonBackend._run
+
+    def watched(self: TritonBackend, tile: Tile, *arguments: Any, **options: Any) -> Any:
+        used.append(tile.keys)
+        return real(self, tile, *arguments, **options)
+
+    monkeypatch.setattr(TritonBackend, "_run", watched)
+    tried = tiles(8, 16, torch.float32)
+    untuned = TritonBackend(TritonConfig(tune=False))
+    assert torch.equal(untuned.attend(*states, lowered, scale=0.25), first)
+    assert used == [tried[0].keys]
+    used.clear()
+    tuned = [
+        each.attend(*states, lowered, scale=0.25) for each in (backend, TritonBackend(), backend)
+    ]
+    assert used == [*(tile.keys for tile in tried), *[tried[2].keys] * 3]
+    for again in tuned:
+        assert_close(again, expected, torch.float32)
+        assert torch.equal(again, tuned[0])
+    backend.attend(*states, lowered, scale=0.25, softcap=3.0)  # a kind of its own
+    assert used[-1] == tried[0].keys
+
+
+def test_kernels_are_launched_on_the_gpu_of_the_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", entered.append)
+    backend_module._current(torch.device("cuda", 1))
+    with backend_module._current(CPU):
+        assert entered == [torch.device("cuda", 1)]
 
 
 @NEEDS_TRITON
@@ -114,14 +170,6 @@ def test_heads_that_are_too_wide_or_uneven_are_refused() -> None:
 
 
 @NEEDS_TRITON
-def test_states_whose_numbers_do_not_lie_side_by_side() -> None:
-    query, key, value = random_states([MASK], (2, 2), torch.float32, dim=16)
-    twisted = tuple(x.transpose(2, 3).contiguous().transpose(2, 3) for x in (query, key, value))
-    actual = attend(TritonBackend(), [MASK], twisted)  # type: ignore[arg-type]
-    assert_close(actual, attend(EagerBackend(), [MASK], (query, key, value)), torch.float32)
-
-
-@NEEDS_TRITON
 def test_the_kernels_compile_for_gpus_and_a_cpu_is_refused_then(tmp_path: Path) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     root = Path(backend_module.__file__).parents[2]
@@ -131,7 +179,7 @@ def test_the_kernels_compile_for_gpus_and_a_cpu_is_refused_then(tmp_path: Path) 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found["shared"]) == 3
+    assert len(found["shared"]) == 4
     assert all(size <= 99 * 1024 for size in found["shared"].values())  # of the smallest GPUs
     assert found["error"] == (
         "backend 'triton' needs a GPU, not cpu; use backend=sdpa, or set TRITON_INTERPRET=1 to run "
