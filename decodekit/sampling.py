@@ -137,7 +137,7 @@ def _largest(rows: Tensor) -> tuple[Tensor, Tensor]:
     if rows.device.type != "cpu" or blocks < 2:
         best, places = rows.max(dim=-1)
         return best, places
-    tops = rows[:, : blocks * _BLOCK].unflatten(-1, (blocks, _BLOCK)).amax(dim=-1)
+    tops = rows[:, : blocks * _BLOCK].reshape(len(rows), blocks, _BLOCK).amax(dim=-1)
     if rest:
         tops = torch.cat([tops, rows[:, blocks * _BLOCK :].amax(dim=-1, keepdim=True)], dim=-1)
     best, block = tops.max(dim=-1)
