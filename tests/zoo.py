@@ -179,6 +179,21 @@ ZOO: dict[str, Kind] = {
         settings=_LONG,
         special="keys anew at the border; guesses stop before it",
     ),
+    "phimoe": Kind(
+        title="Phi-3.5-MoE with LongRoPE",
+        type="phimoe",
+        settings={
+            "num_local_experts": 4,
+            **_EXPERTS,
+            **_LONG,
+            "rope_parameters": {
+                **_LONG["rope_parameters"],
+                "short_mscale": 1.2,
+                "long_mscale": 1.7,
+            },
+        },
+        special="experts; LongRoPE that scales long texts otherwise",
+    ),
     "phi": Kind(title="Phi-1, Phi-2", type="phi", special="partial RoPE"),
     "olmo2": Kind(title="OLMo 2", type="olmo2", seed=2),
     "olmo3": Kind(

@@ -137,19 +137,24 @@ class HFAdapter:
             return [False] * len(plans)
         border = self._long_rope.border
         long = [plan.positions[plan.anchor_row] >= border for plan in plans]
+        for plan, beyond in zip(plans, long, strict=True):
+            if not beyond and max(plan.positions) >= border:
+                raise GenerationError(
+                    f"guesses after {plan.positions[plan.anchor_row] + 1} tokens must end before "
+                    f"position {border}, where LongRoPE takes other frequencies; ask horizon()"
+                )
         for index, (plan, beyond) in enumerate(zip(plans, long, strict=True)):
-            if beyond and plan.prefix and not cache.is_long[index]:
-                cache.take(index, self._long_copy(cache.texts[index]))
+            if plan.prefix and cache.is_long[index] != beyond:
+                cache.take(index, self._copy_as(beyond, cache.texts[index]))
             cache.is_long[index] = beyond
         return long
 
-    def _long_copy(self, text: Sequence[int]) -> HFCache:
-        """Return a cache of a text as a part of a long one."""
+    def _copy_as(self, long: bool, text: Sequence[int]) -> HFCache:
+        """Return a cache of a text as a part of a long one, or of a short one."""
         copy = self.new_cache(batch=1, capacity=len(text))
-        copy.is_long = [True]
         for start in range(0, len(text), _CHUNK):
             chunk = tuple(text[start : start + _CHUNK])
-            self._run([StepPlan(start, chunk)], copy, [True])
+            self._run([StepPlan(start, chunk)], copy, [long])
             copy.commit([range(len(chunk))])
         return copy
 

@@ -8,8 +8,8 @@ global, and the model's files stay as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Lock
+from contextlib import AbstractContextManager, contextmanager
+from threading import Lock, RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,15 +22,16 @@ from decodekit.errors import BackendError
 from decodekit.interfaces import AttentionBackend
 from decodekit.mask import TreeMask
 
-__all__ = ["NAME", "StepAttention", "attention_of"]
+__all__ = ["IN_USE", "NAME", "StepAttention", "attention_of", "lock_of"]
 
 NAME = "decodekit"
 """The name of our attention function in ``transformers``' registry."""
 
-_IN_USE = (
+IN_USE = (
     "the model is in the middle of a decodekit step in another thread; run it from one thread at a "
     "time, or give the decoder a copy"
 )
+"""What a caller of the model hears who is not the step under way."""
 
 _STEP = "decodekit_step"
 
@@ -105,7 +106,7 @@ def _attend(
     # Some models keep keyword arguments to themselves; all hand on the mask that they are given.
     decodekit_step = decodekit_step or getattr(attention_mask, _STEP, None)
     if decodekit_step is None:
-        raise BackendError(_IN_USE)
+        raise BackendError(IN_USE)
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise BackendError(
@@ -126,7 +127,7 @@ def _attend(
 
 def _no_mask(**kwargs: Any) -> None:
     """The mask function of ours: a step gives its mask itself, so only a stranger asks for one."""
-    raise BackendError(_IN_USE)
+    raise BackendError(IN_USE)
 
 
 # Both registries, or transformers would take the mask for None and ignore it.
@@ -134,8 +135,14 @@ AttentionInterface.register(NAME, _attend)
 AttentionMaskInterface.register(NAME, _no_mask)
 
 
-_locks: WeakKeyDictionary[PreTrainedModel, Lock] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[PreTrainedModel, AbstractContextManager[Any]] = WeakKeyDictionary()
 _locks_guard = Lock()
+
+
+def lock_of(model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """Return the lock, reentrant, under which parts of ``model`` are replaced for a pass."""
+    with _locks_guard:
+        return _locks.setdefault(model, RLock())
 
 
 @contextmanager
@@ -145,9 +152,7 @@ def attention_of(model: PreTrainedModel) -> Iterator[None]:
     One thread at a time per model, whatever the number of adapters over it: another would take the
     model's attention away in the middle of a pass.
     """
-    with _locks_guard:
-        lock = _locks.setdefault(model, Lock())
-    with lock:
+    with lock_of(model):
         config = model.config
         before = config._attn_implementation
         config._attn_implementation = NAME
