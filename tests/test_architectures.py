@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from decodekit import Decoder, Request
@@ -26,7 +25,7 @@ from decodekit.plan import StepPlan
 from decodekit.sampling import PositionSampler
 from decodekit.testing import check_adapter
 from decodekit.tree import TokenTree
-from tests.tiny import logits_after, own_model, random_prompt, tiny_model
+from tests.tiny import built, logits_after, own_model, random_prompt, tiny_model
 from tests.zoo import DOCS, REFUSED, WINDOW, ZOO, documented
 
 COUNT = 24
@@ -105,7 +104,7 @@ def test_what_sdpa_cannot_do_it_refuses(kind: str) -> None:
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_what_cannot_be_decoded_exactly_is_refused_with_the_reason(name: str) -> None:
     kind, reason = REFUSED[name]
-    model = AutoModelForCausalLM.from_config(kind.config()).eval()
+    model = built(kind)
     with pytest.raises(ModelSupportError) as caught:
         HFAdapter(model, EagerBackend())
     assert caught.value.reason.startswith(reason)

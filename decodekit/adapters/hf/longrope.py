@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decodekit.adapters.hf.attention import IN_USE, lock_of
-from decodekit.errors import BackendError
+from decodekit.adapters.hf.attention import NoStepError, lock_of
 
 __all__ = ["LongRope"]
 
@@ -88,7 +87,7 @@ class _Rotation:
     def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, [B, R, D] each."""
         if get_ident() != self._thread:
-            raise BackendError(IN_USE)
+            raise NoStepError
         tables = {kind: self._rotate(x, position_ids, kind) for kind in set(self._long)}
         if len(tables) == 1:
             return tables.popitem()[1]
