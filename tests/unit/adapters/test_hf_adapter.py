@@ -24,6 +24,8 @@ from decodekit.backends.flash import FlashBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import BackendError, GenerationError, ModelSupportError
 from decodekit.plan import StepPlan
+from decodekit.testing.adapter_unseen import check_unseen_tokens
+from decodekit.testing.subject import Subject
 from decodekit.tree import ROOT, TokenTree
 from tests.tiny import WINDOW, logits_after, own_model, random_prompt, tiny_model
 from tests.zoo import ZOO
@@ -91,6 +93,12 @@ def test_trap_20_poison(backend: str) -> None:
                 assert torch.equal(after[node + 1], before[node + 1])
             else:
                 assert not torch.equal(after[node + 1], before[node + 1])
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gpt2", "falcon", "cohere2"])
+def test_trap_20_poison_in_a_ragged_batch(kind: str) -> None:
+    """To the bit, also for tokens of other sequences; the laws of an adapter allow for noise."""
+    check_unseen_tokens(Subject(HFAdapter(tiny_model(kind), SDPABackend()), atol=0.0, seed=1))
 
 
 def test_ragged_batch_equals_single_runs() -> None:
