@@ -53,13 +53,15 @@ def check_unseen_tokens(subject: Subject) -> None:
     change, pending tokens and committed ones.
     """
     batch = _ragged_batch(subject)
-    before = _run(subject, _filled(subject, batch), batch)
+    cache = _filled(subject, batch)
+    before = _run(subject, cache, batch)
     for index, sequence in enumerate(batch):
         end = len(sequence.text)
         for place in sorted({0, end - 1, *range(end, end + len(sequence.tree), 2)}):
             other = list(batch)
             other[index] = sequence.changed(place, subject.adapter.vocab_size)
-            after = _run(subject, _filled(subject, other), other)
+            committed = place < sequence.prefix
+            after = _run(subject, _filled(subject, other) if committed else cache, other)
             where = f"token {place} of sequence {index} changed, in {batch}"
             own = place - end if place >= end else ROOT
             if place >= end - 1:
