@@ -6,22 +6,26 @@ code with the adapter.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from decodekit import Decoder, Request
 from decodekit.adapters.hf import HFAdapter
+from decodekit.adapters.hf.longrope import LongRope
 from decodekit.backends.eager import EagerBackend
-from decodekit.errors import BackendError, ModelSupportError
+from decodekit.errors import BackendError, GenerationError, ModelSupportError
 from decodekit.factory import build_adapter
 from decodekit.params import SamplingParams
+from decodekit.plan import StepPlan
 from decodekit.sampling import PositionSampler
 from decodekit.testing import check_adapter
-from tests.tiny import logits_after, random_prompt, tiny_model
+from decodekit.tree import TokenTree
+from tests.tiny import built, logits_after, own_model, random_prompt, tiny_model
 from tests.zoo import DOCS, REFUSED, WINDOW, ZOO, documented
 
 COUNT = 24
@@ -83,7 +87,7 @@ def test_a_ragged_batch_in_small_chunks_equals_generate(kind: str) -> None:
     assert [result.tokens for result in results] == [generated(kind, n) for n in (0, 1)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ZOO if kind != "phi3-longrope"])  # see below
+@every_kind
 def test_the_laws_of_an_adapter(kind: str) -> None:
     """Rows are those of their paths, memory beyond them is not read, and all that a cache does."""
     model = tiny_model(kind)
@@ -100,7 +104,7 @@ def test_what_sdpa_cannot_do_it_refuses(kind: str) -> None:
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_what_cannot_be_decoded_exactly_is_refused_with_the_reason(name: str) -> None:
     kind, reason = REFUSED[name]
-    model = AutoModelForCausalLM.from_config(kind.config()).eval()
+    model = built(kind)
     with pytest.raises(ModelSupportError) as caught:
         HFAdapter(model, EagerBackend())
     assert caught.value.reason.startswith(reason)
@@ -116,11 +120,19 @@ def test_the_table_of_the_documentation_is_that_of_the_tests() -> None:
 
 # --- LongRoPE ------------------------------------------------------------------------------------
 
+LONG_ROPES = ["phi3-longrope", "phimoe"]
+BORDER = 32
 
-@pytest.mark.parametrize("length", [20, 31, 32, 33, 40])
-def test_longrope_on_both_sides_of_its_border(length: int) -> None:
-    """The border is at 32 positions: prompts that end before it, at it and beyond it."""
-    model = tiny_model("phi3-longrope")
+every_long_rope = pytest.mark.parametrize("kind", LONG_ROPES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [*(("phi3-longrope", length) for length in (20, 31, 32, 33, 40)), ("phimoe", 31)],
+)
+def test_longrope_on_both_sides_of_its_border(kind: str, length: int) -> None:
+    """Prompts that end before it, at it and beyond it."""
+    model = tiny_model(kind)
     prompt = random_prompt(length, seed=length)
     tokens = model.generate(
         torch.tensor([prompt]), max_new_tokens=30, do_sample=False, pad_token_id=0
@@ -132,9 +144,10 @@ def test_longrope_on_both_sides_of_its_border(length: int) -> None:
             assert decoder.generate(prompt, max_new_tokens=30).tokens == expected, strategy
 
 
-def test_longrope_in_a_batch_that_straddles_its_border() -> None:
+@every_long_rope
+def test_longrope_in_a_batch_that_straddles_its_border(kind: str) -> None:
     """One sequence is beyond it, one crosses it, one stays before it; one leaves early."""
-    decoder = Decoder.from_model(tiny_model("phi3-longrope"))
+    decoder = Decoder.from_model(tiny_model(kind))
     prompts = [random_prompt(length, seed=length) for length in (40, 6, 25, 3)]
     counts = [8, 40, 20, 9]
     alone = [
@@ -147,11 +160,91 @@ def test_longrope_in_a_batch_that_straddles_its_border() -> None:
     assert [result.tokens for result in together] == alone
 
 
-def test_longrope_leaves_the_model_as_it_was() -> None:
-    model = tiny_model("phi3-longrope")
+@every_long_rope
+def test_longrope_goes_back_when_nothing_is_committed(kind: str) -> None:
+    """A pass over the border that is thrown away leaves no keys of a long text behind."""
+    model, text = tiny_model(kind), random_prompt(BORDER + 6)
+    adapter = HFAdapter(model, EagerBackend())
+    cache = adapter.new_cache(batch=1, capacity=64)
+    adapter.forward([StepPlan(0, tuple(text[:-8]))], cache)
+    cache.commit([range(len(text) - 8)])
+    for end in (len(text), BORDER, len(text)):
+        (logits,) = adapter.forward([StepPlan(len(text) - 8, tuple(text[-8:end]))], cache)
+        expected = logits_after(model, text[:end])
+        torch.testing.assert_close(logits[0], expected, atol=1e-3, rtol=1e-4)
+
+
+def test_longrope_refuses_guesses_over_its_border() -> None:
+    adapter = HFAdapter(tiny_model("phi3-longrope"), EagerBackend())
+    cache = adapter.new_cache(batch=1, capacity=64)
+    text = tuple(random_prompt(BORDER - 2))
+    assert adapter.horizon(len(text)) == BORDER
+    adapter.forward([StepPlan(0, text, TokenTree.chain([5, 6]))], cache)
+    with pytest.raises(GenerationError, match=r"after 30 tokens must end before position 32.*"):
+        adapter.forward([StepPlan(0, text, TokenTree.chain([5, 6, 7]))], cache)
+
+
+@every_long_rope
+def test_longrope_leaves_the_model_as_it_was(kind: str) -> None:
+    model = own_model(kind)
     prompt = torch.tensor([random_prompt(40)])
     before = model(prompt).logits
     Decoder.from_model(model).generate(random_prompt(20), max_new_tokens=30)
     (rotary,) = (module for module in model.modules() if hasattr(module, "rope_type"))
     assert "forward" not in vars(rotary)
     assert torch.equal(model(prompt).logits, before)
+    # A forward of its own, as accelerate gives it, stays and is called.
+    calls: list[int] = []
+    plain = rotary.forward
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    rotary.forward = hooked
+    Decoder.from_model(model).generate(random_prompt(20), max_new_tokens=3)
+    assert calls
+    assert vars(rotary)["forward"] is hooked
+
+
+def test_longrope_computes_its_frequencies_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    compute = ROPE_INIT_FUNCTIONS["longrope"]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(1)
+        return compute(*args, **kwargs)
+
+    monkeypatch.setitem(ROPE_INIT_FUNCTIONS, "longrope", counted)
+    decoder = Decoder.from_model(own_model("phi3-longrope"))
+    decoder.generate(random_prompt(BORDER + 3), max_new_tokens=10)
+    decoder.generate(random_prompt(BORDER - 3), max_new_tokens=10)
+    assert len(asked) <= 1
+
+
+def test_longrope_in_threads_that_share_a_model() -> None:
+    """Each pass sees its own texts as long or short, whatever another is about."""
+    model = tiny_model("phi3-longrope")
+    prompts = [random_prompt(length, seed=length) for length in (BORDER + 8, 6)]
+    decoders = [Decoder.from_model(model) for _ in prompts]
+    expected = [
+        decoder.generate(prompt, max_new_tokens=20).tokens
+        for decoder, prompt in zip(decoders, prompts, strict=True)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(decoder.generate, prompt, max_new_tokens=20)
+            for _ in range(4)
+            for decoder, prompt in zip(decoders, prompts, strict=True)
+        ]
+    assert [future.result().tokens for future in futures] == expected * 4
+
+
+def test_longrope_tells_a_stranger_instead_of_misleading_it() -> None:
+    model = own_model("phi3-longrope")
+    (rotary,) = (module for module in model.modules() if hasattr(module, "rope_type"))
+    rope = LongRope(model)
+    with rope.of_lengths([True]), ThreadPoolExecutor(1) as pool:
+        stranger = pool.submit(rotary.forward, torch.zeros(1), torch.tensor([[0]]))
+        with pytest.raises(BackendError, match="in the middle of a decodekit step"):
+            stranger.result()

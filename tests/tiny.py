@@ -9,12 +9,13 @@ from functools import cache
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.zoo import VARIANTS, VOCABULARY, WINDOW, ZOO
+from tests.zoo import VARIANTS, VOCABULARY, WINDOW, ZOO, Kind
 
 __all__ = [
     "LLAMA_FAMILY",
     "VOCABULARY",
     "WINDOW",
+    "built",
     "greedy_loop",
     "logits_after",
     "random_prompt",
@@ -33,16 +34,21 @@ def tiny_model(
     kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """Return a tiny random model, always the same one; tests must not change it."""
+    entry = KINDS[kind]
+    return built(entry, seed=seed or entry.seed, biased=kind in VARIANTS).to(dtype)
+
+
+def built(kind: Kind, *, seed: int = 0, biased: bool = False) -> PreTrainedModel:
+    """Return a new model with random weights, of biases too if it is to be ``biased``."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed or KINDS[kind].seed)
-        model = AutoModelForCausalLM.from_config(KINDS[kind].config())
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(kind.config())
         for name, parameter in model.named_parameters():
             # Far larger than in real models: otherwise a random model repeats one token for ever.
             # Biases are zeros otherwise, which would hide that one is left out.
-            variant = kind in VARIANTS and name.endswith("bias")
-            if parameter.ndim > 1 or "sink" in name or variant:
+            if parameter.ndim > 1 or "sink" in name or (biased and name.endswith("bias")):
                 torch.nn.init.normal_(parameter, std=0.4)
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 def own_model(kind: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -153,6 +153,12 @@ ZOO: dict[str, Kind] = {
         settings={"head_dim": 16, "num_experts": 4, "moe_intermediate_size": 16, **_EXPERTS},
         special="experts",
     ),
+    "jetmoe": Kind(
+        title="JetMoE",
+        type="jetmoe",
+        settings={"kv_channels": 8, "num_local_experts": 4, **_EXPERTS},
+        special="experts in attention too",
+    ),
     "gemma": Kind(title="Gemma", type="gemma", settings={"head_dim": 16}),
     "gemma2": Kind(
         title="Gemma 2",
@@ -178,6 +184,21 @@ ZOO: dict[str, Kind] = {
         type="phi3",
         settings=_LONG,
         special="keys anew at the border; guesses stop before it",
+    ),
+    "phimoe": Kind(
+        title="Phi-3.5-MoE with LongRoPE",
+        type="phimoe",
+        settings={
+            "num_local_experts": 4,
+            **_EXPERTS,
+            **_LONG,
+            "rope_parameters": {
+                **_LONG["rope_parameters"],
+                "short_mscale": 1.2,
+                "long_mscale": 1.7,
+            },
+        },
+        special="experts; LongRoPE that scales long texts otherwise",
     ),
     "phi": Kind(title="Phi-1, Phi-2", type="phi", special="partial RoPE"),
     "olmo2": Kind(title="OLMo 2", type="olmo2", seed=2),
@@ -312,10 +333,69 @@ REFUSED: dict[str, tuple[Kind, str]] = {
         "it keeps a recurrent state",
     ),
     "RWKV": (Kind(title="", type="rwkv", shape=_SMALL), "it keeps a recurrent state"),
-    "Jamba": (Kind(title="", type="jamba", settings={"num_experts": 2}), "it keeps a recurrent"),
+    "xLSTM": (
+        Kind(title="", type="xlstm", shape=_SMALL, settings={"num_heads": 4}),
+        "it keeps a recurrent state",
+    ),
+    "Jamba": (
+        Kind(title="", type="jamba", settings={"num_experts": 2}),
+        "it keeps a recurrent state",
+    ),
+    "Granite 4 hybrid": (
+        Kind(
+            title="",
+            type="granitemoehybrid",
+            settings={"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8},
+        ),
+        "it keeps a recurrent state",
+    ),
+    "RecurrentGemma": (
+        Kind(title="", type="recurrent_gemma"),
+        "it keeps a recurrent state",
+    ),
     "Qwen3-Next": (
         Kind(title="", type="qwen3_next", settings={"head_dim": 16}),
         "it keeps a recurrent state",
+    ),
+    "LFM2": (
+        Kind(title="", type="lfm2", settings={"layer_types": ["conv", "full_attention"] * 2}),
+        "it has layers of kind conv",
+    ),
+    "MiniMax-01": (
+        Kind(
+            title="",
+            type="minimax",
+            settings={"layer_types": ["linear_attention", "full_attention"] * 2},
+        ),
+        "it has layers of kind linear_attention",
+    ),
+    "Qwen2-MoE with a window": (
+        Kind(
+            title="",
+            type="qwen2_moe",
+            settings={
+                "use_sliding_window": True,
+                "sliding_window": WINDOW,
+                "num_experts": 4,
+                "moe_intermediate_size": 16,
+                "shared_expert_intermediate_size": 16,
+                **_EXPERTS,
+            },
+        ),
+        "the window of its masks has 12 positions, but attention is told of no end",
+    ),
+    "the decoder of BART": (
+        Kind(
+            title="",
+            type="bart",
+            shape={"vocab_size": VOCABULARY, "d_model": 32, "decoder_layers": 2},
+            settings={"decoder_attention_heads": 4, "decoder_ffn_dim": 48, "is_decoder": True},
+        ),
+        "its attention cannot be replaced from outside",
+    ),
+    "Dory": (
+        Kind(title="", type="dory", settings={"sliding_window": WINDOW}),
+        "its layers run more than once in a pass",
     ),
 }
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from decodekit.interfaces import KVCache, ModelAdapter
 from decodekit.plan import StepPlan
 from decodekit.testing.adapter_text import check_texts
-from decodekit.testing.laws import law, random_tokens, random_tree, reordered
-from decodekit.testing.storage import poison, tensors_of
+from decodekit.testing.adapter_unseen import check_memory, check_unseen_tokens
+from decodekit.testing.laws import law, random_tokens, reordered
 from decodekit.testing.subject import Subject
 from decodekit.tree import ROOT, TokenTree
 
@@ -55,8 +55,10 @@ def check_adapter(
     _check_commits(subject)
     _check_scratch(subject)
     _check_batches(subject)
-    _check_poison(subject, storage)
+    check_unseen_tokens(subject)
+    check_memory(subject, storage)
     _check_edges(subject)
+    _check_horizon(subject)
     check_texts(subject)
 
 
@@ -69,6 +71,8 @@ def _check_facts(subject: Subject) -> None:
     )
     limit = adapter.max_positions
     law(limit is None or limit >= 48, "the suite needs 48 positions", f"max_positions is {limit}")
+    near = subject.horizon(1)
+    law(near is None or near >= 24, "the suite needs a horizon of 24", f"horizon(1) is {near}")
     law(
         all(0 <= token < adapter.vocab_size for token in adapter.eos_token_ids),
         "eos_token_ids are in the vocabulary",
@@ -89,7 +93,7 @@ def _check_trees(subject: Subject) -> None:
     for prefix, pending in ((0, 1), (0, 6), (5, 1), (9, 3)):
         for nodes in (1, 5, 12):
             text = subject.tokens(prefix + pending)
-            tree = random_tree(choose, nodes, subject.adapter.vocab_size, depth=20)
+            tree = subject.tree(nodes, after=len(text), depth=20)
             cache = subject.prefilled(text[:prefix], capacity=prefix + pending + nodes)
             logits = subject.run(cache, [StepPlan(prefix, tuple(text[prefix:]), tree)])[0]
             for node in range(ROOT, len(tree)):
@@ -136,7 +140,7 @@ def _check_commits(subject: Subject) -> None:
         cache = subject.prefilled(text[:3], capacity=40)
         for step in range(3):
             prefix = cache.lengths[0]
-            tree = random_tree(choose, 9, vocab_size, depth=6)
+            tree = subject.tree(9, after=len(text), depth=6)
             deep = choose.choice([n for n in tree.leaves if n] or [0])  # not a leading run
             subject.run(cache, [StepPlan(prefix, tuple(text[prefix:]), tree)])
             path, lead = tree.path(deep), len(text) - prefix
@@ -154,7 +158,7 @@ def _check_commits(subject: Subject) -> None:
 
 def _check_scratch(subject: Subject) -> None:
     text = subject.tokens(8)
-    tree = random_tree(subject.choose, 10, subject.adapter.vocab_size, depth=9)
+    tree = subject.tree(10, after=8, depth=9)
     cache = subject.prefilled(text[:7], capacity=20)
     plan = StepPlan(7, (text[7],))
     subject.run(cache, [StepPlan(7, (text[0],), tree)])
@@ -172,13 +176,13 @@ def _check_scratch(subject: Subject) -> None:
 
 
 def _check_batches(subject: Subject) -> None:
-    choose, vocab_size = subject.choose, subject.adapter.vocab_size
+    choose = subject.choose
     for lengths in ((5, 5), (9, 1, 4), (1, 12, 2)):
         texts = [subject.tokens(length) for length in lengths]
         cache = subject.new_cache(batch=len(texts), capacity=40)
         for round_ in range(2):
             for step in range(3):
-                trees = [random_tree(choose, choose.randrange(7), vocab_size) for _ in texts]
+                trees = [subject.tree(choose.randrange(7), after=len(text)) for text in texts]
                 _batch_step(subject, cache, texts, trees, f"step {step} of {lengths}")
                 if step == 0 and len(texts) == 3:
                     cache.keep([0, 2])
@@ -227,26 +231,6 @@ def _batch_step(
     cache.commit(keep)
 
 
-def _check_poison(subject: Subject, storage: Callable[[KVCache], Iterable[Tensor]] | None) -> None:
-    """Fill all memory that holds no committed row with NaN: it must never be read."""
-    text = subject.tokens(10)
-    cache = subject.prefilled(text, capacity=24)
-    subject.run(cache, [StepPlan(10, tuple(text[:3]))])
-    cache.reset()
-    found = list(storage(cache) if storage else tensors_of(cache, apart_from=subject.adapter))
-    poison(found)
-    tree = random_tree(subject.choose, 8, subject.adapter.vocab_size, depth=9)
-    for plan in (StepPlan(0, tuple(text[:9])), StepPlan(9, (text[9],), tree)):
-        logits = subject.run(cache, [plan], name="memory that holds no committed row is not read")
-        subject.close(
-            logits[0][0],
-            subject.alone(text[: plan.prefix + len(plan.pending)]),
-            "memory that holds no committed row is not read",
-            f"all of it was NaN; {plan}",
-        )
-        cache.commit([range(len(plan.pending))])
-
-
 def _check_edges(subject: Subject) -> None:
     """Run up to the last row of the cache, and the last position of the model."""
     text = subject.tokens(9)
@@ -270,8 +254,32 @@ def _check_edges(subject: Subject) -> None:
     if limit is not None and limit <= 1024:
         text = subject.tokens(limit)
         cache = subject.prefilled(text[:-4], capacity=limit)
-        chain = TokenTree.chain(text[-3:])
-        logits = subject.run(cache, [StepPlan(limit - 4, (text[-4],), chain)])[0]
-        subject.close(
-            logits[3], subject.alone(text), "the last position is usable", f"position {limit - 1}"
-        )
+        for plan in (
+            StepPlan(limit - 4, tuple(text[-4:-1]), TokenTree.chain(text[-1:])),
+            StepPlan(limit - 4, tuple(text[-4:])),
+        ):
+            logits = subject.run(cache, [plan])[0]
+            subject.close(
+                logits[-1],
+                subject.alone(text),
+                "the last position is usable",
+                f"position {limit - 1}",
+            )
+
+
+def _check_horizon(subject: Subject) -> None:
+    """Take a text over the horizon of a short one, a token at a time and thrown away at first."""
+    border = subject.horizon(1)
+    limit = subject.adapter.max_positions
+    if border is None or border > 1024 or (limit is not None and border + 4 > limit):
+        return
+    text = subject.tokens(border + 4)
+    cache = subject.prefilled(text[: border - 2], capacity=len(text))
+    ends = (border, border + 1, border - 1)  # of passes of which nothing is kept
+    for keep, end in [*((False, end) for end in ends), *((True, border + 2 * i) for i in range(3))]:
+        start = cache.lengths[0]
+        logits = subject.run(cache, [StepPlan(start, tuple(text[start:end]))])[0]
+        where = f"{end} tokens, {start} of them in the cache, the horizon is {border}"
+        subject.close(logits[0], subject.alone(text[:end]), "a text may cross its horizon", where)
+        if keep:
+            cache.commit([range(end - start)])

@@ -26,11 +26,11 @@ def tensors_of(thing: object, *, apart_from: object) -> list[Tensor]:
     ]
 
 
-def poison(tensors: Iterable[Tensor]) -> None:
-    """Fill tensors with NaN, in place."""
+def poison(tensors: Iterable[Tensor], value: float) -> None:
+    """Fill tensors with a value, in place."""
     with torch.inference_mode():
         for tensor in tensors:
-            tensor.fill_(float("nan"))
+            tensor.fill_(value)
 
 
 def _walk(thing: object, seen: set[int]) -> Iterator[Tensor]:

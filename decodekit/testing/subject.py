@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decodekit.interfaces import KVCache, ModelAdapter
+from decodekit.interfaces import HasHorizon, KVCache, ModelAdapter
 from decodekit.plan import StepPlan
-from decodekit.testing.laws import law, random_tokens
+from decodekit.testing.laws import law, random_tokens, random_tree
+from decodekit.tree import TokenTree
 
 __all__ = ["Subject"]
 
@@ -32,6 +33,19 @@ class Subject:
     def tokens(self, count: int) -> list[int]:
         """Return random tokens."""
         return [*random_tokens(self.choose, count, self.adapter.vocab_size)]
+
+    def horizon(self, length: int) -> int | None:
+        """Return the positions that a pass over so many committed tokens may use; None for any."""
+        limits = [self.adapter.max_positions]
+        if isinstance(self.adapter, HasHorizon):
+            limits.append(self.adapter.horizon(length))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def tree(self, nodes: int, *, after: int, depth: int = 64) -> TokenTree:
+        """Return a random tree for a text of ``after`` tokens, within its horizon."""
+        limit = self.horizon(after)
+        deepest = depth if limit is None else min(depth, limit - after)
+        return random_tree(self.choose, nodes, self.adapter.vocab_size, depth=deepest)
 
     def new_cache(self, *, capacity: int, batch: int = 1) -> KVCache:
         """Return an empty cache."""

@@ -56,6 +56,44 @@ def reads_memory(model: ToyAdapter, plans: Any, cache: Any, logits: list[Tensor]
     return [rows + 0 * cache.memory[0]["deep"][0].sum() for rows in logits]
 
 
+def leaks(model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]) -> list[Tensor]:
+    """Guesses of the first sequence show in the others, once there is much in the cache."""
+    if len(plans) == 3 and plans[2].prefix >= 9:
+        return [logits[0], *(rows + 0.001 * plans[0].tokens[-1] for rows in logits[1:])]
+    return logits
+
+
+def reads_batches(model: ToyAdapter, plans: Any, cache: Any, logits: list[Tensor]) -> list[Tensor]:
+    """Reads memory where no row is, but only of a batch."""
+    total = cache.memory[0]["deep"][0].sum()
+    return [rows + total for rows in logits] if len(plans) > 1 else logits
+
+
+class BlindToItself(ToyAdapter):
+    """A model whose logits depend on all tokens but the last."""
+
+    def logits_after(self, path: Sequence[int]) -> Tensor:
+        return super().logits_after(path[:-1])
+
+
+class WithHorizon(ToyAdapter):
+    """A model with another half from position 30 on, which is right in one pass only."""
+
+    near = 30
+
+    def horizon(self, length: int) -> int | None:
+        return self.near if length <= self.near else None
+
+    def forward(self, plans: Sequence[StepPlan], cache: ToyCache) -> list[Tensor]:
+        wrong = [0 < p.prefix < 30 <= p.positions[p.anchor_row] for p in plans]
+        logits = super().forward(plans, cache)
+        return [rows + 0.01 * far for rows, far in zip(logits, wrong, strict=True)]
+
+
+class NearHorizon(WithHorizon):
+    near = 8
+
+
 class Changed(ToyAdapter):
     """A toy model whose logits are changed before anybody sees them."""
 
@@ -188,6 +226,14 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Changed(reads_memory),
         "memory that holds no committed row is not read",
     ),
+    "reads memory of batches": (
+        lambda: Changed(reads_batches),
+        "memory that holds no committed row is not read; .*all of it was 100",
+    ),
+    "leaks": (lambda: Changed(leaks), "a row does not move with a token that it must not see"),
+    "blind": (BlindToItself, "a row moves with its own token"),
+    "near horizon": (NearHorizon, "the suite needs a horizon of 24"),
+    "over the horizon": (WithHorizon, "a text may cross its horizon"),
     "last position": (
         lambda: Changed(last_row_wrong, max_positions=60),
         "the last position is usable",
@@ -200,7 +246,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
 def test_a_broken_adapter_is_caught_by_the_law_that_it_breaks(name: str) -> None:
     make, expected = BROKEN[name]
     adapter = make()
-    if name == "reads memory":
+    if name.startswith("reads memory"):
         adapter.new_cache = lambda **sizes: Remembers(**sizes)
     with pytest.raises(AssertionError, match=f"^broken law: .*({expected})"):
         check_adapter(adapter)

@@ -11,10 +11,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decodekit.adapters.hf.attention import StepAttention, attention_of
+from decodekit.adapters.hf.attention import (
+    NoStepError,
+    StepAttention,
+    attention_of,
+    windows_of_masks,
+)
 from decodekit.adapters.hf.cache import HFCache
 from decodekit.adapters.hf.longrope import LongRope
-from decodekit.adapters.hf.support import check_own_kernel, check_support, refuse
+from decodekit.adapters.hf.support import (
+    NO_INTERFACE,
+    check_agreement,
+    check_support,
+    check_windows,
+    refuse,
+)
 from decodekit.errors import DecodekitError, GenerationError, ModelSupportError, shortened
 from decodekit.interfaces import AttentionBackend, KVCache
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
@@ -50,7 +61,7 @@ class HFAdapter:
         self._own_kernel = False
         self._own_kernel = not self._can_replace_attention()
         if self._own_kernel:
-            check_own_kernel(self)
+            check_agreement(self, NO_INTERFACE)
 
     @property
     def vocab_size(self) -> int:
@@ -137,19 +148,24 @@ class HFAdapter:
             return [False] * len(plans)
         border = self._long_rope.border
         long = [plan.positions[plan.anchor_row] >= border for plan in plans]
+        for plan, beyond in zip(plans, long, strict=True):
+            if not beyond and max(plan.positions) >= border:
+                raise GenerationError(
+                    f"guesses after {plan.positions[plan.anchor_row] + 1} tokens must end before "
+                    f"position {border}, where LongRoPE takes other frequencies; ask horizon()"
+                )
         for index, (plan, beyond) in enumerate(zip(plans, long, strict=True)):
-            if beyond and plan.prefix and not cache.is_long[index]:
-                cache.take(index, self._long_copy(cache.texts[index]))
+            if plan.prefix and cache.is_long[index] != beyond:
+                cache.take(index, self._copy_as(beyond, cache.texts[index]))
             cache.is_long[index] = beyond
         return long
 
-    def _long_copy(self, text: Sequence[int]) -> HFCache:
-        """Return a cache of a text as a part of a long one."""
+    def _copy_as(self, long: bool, text: Sequence[int]) -> HFCache:
+        """Return a cache of a text as a part of a long one, or of a short one."""
         copy = self.new_cache(batch=1, capacity=len(text))
-        copy.is_long = [True]
         for start in range(0, len(text), _CHUNK):
             chunk = tuple(text[start : start + _CHUNK])
-            self._run([StepPlan(start, chunk)], copy, [True])
+            self._run([StepPlan(start, chunk)], copy, [long])
             copy.commit([range(len(chunk))])
         return copy
 
@@ -162,30 +178,40 @@ class HFAdapter:
 
     @torch.inference_mode()
     def _can_replace_attention(self) -> bool:
-        """Run one token through all layers; return whether each of them called our attention.
+        """Run two tokens through all layers; return whether each of them called our attention.
 
-        What a backend refuses, it refuses here, not in mid-text.
+        What a backend refuses, it refuses here, not in mid-text. Two, since a layer that adds
+        something to its mask could add it for one row to an empty one.
         """
-        cache = self.new_cache(batch=1, capacity=1)
-        plan = StepPlan(prefix=0, pending=(0,))
-        cache.begin([1])
+        cache = self.new_cache(batch=1, capacity=2)
+        plan = StepPlan(prefix=0, pending=(0, 0))
+        cache.begin([2])
         step = StepAttention(self.backend, [plan.mask()])
-        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-        inputs = {"input_ids": token, "position_ids": token, self._cache_argument: cache}
+        tokens = torch.tensor([plan.tokens], device=self.device)
+        positions = torch.tensor([plan.positions], device=self.device)
+        inputs = {"input_ids": tokens, "position_ids": positions, self._cache_argument: cache}
+        layers = int(self.model.config.num_hidden_layers)
+        few = f"only {step.layers} of its {layers} layers attend as others do"
         try:
             self._with_our_attention(inputs, step)
+        except NoStepError:  # the model keeps to itself what it was given
+            if step.layers:
+                refuse(self.model, few)
+            return False
         except DecodekitError:
             raise
-        except Exception:
-            if step.layers:
-                raise
+        except Exception as error:
             try:
-                self.model(input_ids=token, use_cache=False)
-            except Exception as error:
-                reason = f"the model itself fails on one token: {shortened(error)}"
-                raise ModelSupportError(reason, reason=reason) from error
+                self.model(input_ids=tokens, use_cache=False)
+            except Exception as own:
+                reason = f"the model itself fails on two tokens: {shortened(own)}"
+                raise ModelSupportError(reason, reason=reason) from own
+            if step.layers:
+                refuse(self.model, f"it fails with our attention: {shortened(error)}")
             return False  # what it did with the empty mask failed, as it must
-        layers = int(self.model.config.num_hidden_layers)
         if 0 < step.layers < layers:
-            refuse(self.model, f"only {step.layers} of its {layers} layers attend as others do")
+            refuse(self.model, few)
+        if step.layers > layers:  # in loops, which may take keys of other loops from the cache
+            check_agreement(self, "its layers run more than once in a pass")
+        check_windows(self.model, windows_of_masks(self.model, step, tokens))
         return step.layers > 0

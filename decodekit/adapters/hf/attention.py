@@ -8,8 +8,9 @@ global, and the model's files stay as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Lock
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
+from threading import Lock, RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,14 @@ from decodekit.errors import BackendError
 from decodekit.interfaces import AttentionBackend
 from decodekit.mask import TreeMask
 
-__all__ = ["NAME", "StepAttention", "attention_of"]
+__all__ = [
+    "NAME",
+    "NoStepError",
+    "StepAttention",
+    "attention_of",
+    "lock_of",
+    "windows_of_masks",
+]
 
 NAME = "decodekit"
 """The name of our attention function in ``transformers``' registry."""
@@ -33,8 +41,16 @@ _IN_USE = (
 )
 
 _STEP = "decodekit_step"
+_WINDOW = "decodekit_window"
 
 _UNSUPPORTED = ("position_bias", "alibi", "head_mask")
+
+
+class NoStepError(BackendError):
+    """Our attention, or our mask, was asked for without a step, or outside the one under way."""
+
+    def __init__(self) -> None:
+        super().__init__(_IN_USE)
 
 
 class StepAttention:
@@ -52,6 +68,8 @@ class StepAttention:
         self.backend = backend
         self.masks = masks
         self.layers = 0  # that have called us
+        # Of masks that transformers made, and of the layers that got them.
+        self.windows: set[tuple[int | None, int | None]] = set()
         self._lowered: dict[tuple[int | None, torch.dtype, torch.device], Any] = {}
 
     def carrier(self, device: torch.device) -> Tensor:
@@ -105,7 +123,9 @@ def _attend(
     # Some models keep keyword arguments to themselves; all hand on the mask that they are given.
     decodekit_step = decodekit_step or getattr(attention_mask, _STEP, None)
     if decodekit_step is None:
-        raise BackendError(_IN_USE)
+        raise NoStepError
+    if hasattr(attention_mask, _WINDOW):
+        decodekit_step.windows.add((getattr(attention_mask, _WINDOW), sliding_window))
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise BackendError(
@@ -121,21 +141,58 @@ def _attend(
         softcap=softcap,
         sinks=s_aux,
     )
-    return output, None
+    # As transformers' own functions leave it: some models take views of it.
+    return output.contiguous(), None
 
 
-def _no_mask(**kwargs: Any) -> None:
-    """The mask function of ours: a step gives its mask itself, so only a stranger asks for one."""
-    raise BackendError(_IN_USE)
+_asking: ContextVar[StepAttention | None] = ContextVar("asking", default=None)
+
+
+def _mask(*, device: torch.device, local_size: int | None = None, **kwargs: Any) -> Tensor:
+    """The mask function of ours: a step gives its mask itself, so else only a stranger asks."""
+    step = _asking.get()
+    if step is None:
+        raise NoStepError
+    mask = step.carrier(device)
+    setattr(mask, _WINDOW, local_size)
+    return mask
+
+
+def windows_of_masks(
+    model: PreTrainedModel, step: StepAttention, tokens: Tensor
+) -> set[tuple[int | None, int | None]]:
+    """Return the windows that ``model`` puts into its masks, each with what it tells attention.
+
+    It makes its masks itself, this once, with a function of ours that says which window it wants.
+    A model that makes them in another way has none that are known.
+
+    Args:
+        model: The model.
+        step: A step for the rows of ``tokens``.
+        tokens: [B, R].
+    """
+    asking = _asking.set(step)
+    try:
+        with attention_of(model), suppress(Exception):
+            model(input_ids=tokens, use_cache=False)
+    finally:
+        _asking.reset(asking)
+    return step.windows
 
 
 # Both registries, or transformers would take the mask for None and ignore it.
 AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, _no_mask)
+AttentionMaskInterface.register(NAME, _mask)
 
 
-_locks: WeakKeyDictionary[PreTrainedModel, Lock] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[PreTrainedModel, AbstractContextManager[Any]] = WeakKeyDictionary()
 _locks_guard = Lock()
+
+
+def lock_of(model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """Return the lock, reentrant, under which parts of ``model`` are replaced for a pass."""
+    with _locks_guard:
+        return _locks.setdefault(model, RLock())
 
 
 @contextmanager
@@ -145,9 +202,7 @@ def attention_of(model: PreTrainedModel) -> Iterator[None]:
     One thread at a time per model, whatever the number of adapters over it: another would take the
     model's attention away in the middle of a pass.
     """
-    with _locks_guard:
-        lock = _locks.setdefault(model, Lock())
-    with lock:
+    with lock_of(model):
         config = model.config
         before = config._attn_implementation
         config._attn_implementation = NAME

@@ -9,14 +9,16 @@ sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from decodekit.adapters.hf.attention import NoStepError, lock_of
 
 __all__ = ["LongRope"]
 
@@ -32,6 +34,7 @@ class LongRope:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
         self._modules = [
             module for module in model.modules() if getattr(module, "rope_type", None) == "longrope"
         ]
@@ -46,26 +49,45 @@ class LongRope:
 
     @contextmanager
     def of_lengths(self, long: Sequence[bool]) -> Iterator[None]:
-        """Let the model rotate, inside the block, each of B sequences as a long text or not."""
-        for module in self._modules:
-            module.forward = _Rotation(module, self.border, long)
-        try:
-            yield
-        finally:
+        """Let the model rotate, inside the block, each of B sequences as a long text or not.
+
+        One thread at a time per model: the blocks of two would mix up whose texts are long.
+        """
+        with lock_of(self._model):
+            own = [vars(module).get("forward") for module in self._modules]
             for module in self._modules:
-                del module.forward
+                module.forward = _Rotation(module.forward, self.border, long)
+            try:
+                yield
+            finally:
+                for module, before in zip(self._modules, own, strict=True):
+                    del module.forward
+                    if before is not None:  # a hook's, for instance of accelerate
+                        module.forward = before
 
 
 class _Rotation:
-    """What a rotary module does for a pass over texts of both kinds."""
+    """What a rotary module does for a pass over texts of both kinds.
 
-    def __init__(self, module: torch.nn.Module, border: int, long: Sequence[bool]) -> None:
-        self._module = module
+    The module itself is asked once for each kind, with positions of which the longest is of that
+    kind. So nothing is known here of what it takes from which kind.
+
+    Args:
+        forward: The module's own.
+        border: Positions of a short text.
+        long: For each of B sequences, whether it is a long text.
+    """
+
+    def __init__(self, forward: Callable[..., Any], border: int, long: Sequence[bool]) -> None:
+        self._forward = forward
         self._border = border
         self._long = long
+        self._thread = get_ident()
 
     def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, [B, R, D] each."""
+        if get_ident() != self._thread:
+            raise NoStepError
         tables = {kind: self._rotate(x, position_ids, kind) for kind in set(self._long)}
         if len(tables) == 1:
             return tables.popitem()[1]
@@ -77,23 +99,10 @@ class _Rotation:
         return cos, sin
 
     def _rotate(self, x: Tensor, position_ids: Tensor, long: bool) -> tuple[Tensor, Tensor]:
-        module: Any = self._module
-        plain = type(module).forward.__wrapped__  # without the choice by the longest position
-        before = module.inv_freq
-        module.inv_freq = self._frequencies(before.device, long)
-        try:
-            cos, sin = plain(module, x, position_ids)
-        finally:
-            module.inv_freq = before
-        return cos, sin
-
-    def _frequencies(self, device: torch.device, long: bool) -> Tensor:
-        module: Any = self._module
+        """Return the tables of one kind; those of sequences of the other mean nothing."""
         if not long:
-            short: Tensor = module.original_inv_freq.to(device)
-            return short
-        frequencies: Tensor
-        frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](
-            module.config, device, seq_len=self._border + 1
-        )
-        return frequencies
+            cos, sin = self._forward(x, position_ids.clamp(max=self._border - 1))
+            return cos, sin
+        beyond = position_ids.new_full((len(position_ids), 1), self._border)
+        cos, sin = self._forward(x, torch.cat([position_ids, beyond], dim=1))
+        return cos[:, :-1], sin[:, :-1]

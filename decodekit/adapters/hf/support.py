@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -10,12 +11,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from decodekit.adapters.hf.longrope import LongRope
 from decodekit.errors import ModelSupportError, shortened
 from decodekit.interfaces import ModelAdapter
+from decodekit.model_facts import max_positions_of
 from decodekit.plan import StepPlan
 from decodekit.tree import ROOT, TokenTree
 
-__all__ = ["check_own_kernel", "check_support", "refuse"]
+__all__ = ["NO_INTERFACE", "check_agreement", "check_support", "check_windows", "refuse"]
 
-_NO_INTERFACE = "its attention cannot be replaced from outside (transformers' attention interface)"
+NO_INTERFACE = "its attention cannot be replaced from outside (transformers' attention interface)"
+"""Why a model has to run its own kernel."""
 
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # else 0.1, relative to the largest logit
 
@@ -34,6 +37,27 @@ def check_support(model: PreTrainedModel) -> None:
     reason = _obstacle(model)
     if reason is not None:
         refuse(model, reason)
+
+
+def check_windows(model: PreTrainedModel, windows: Iterable[tuple[int | None, int | None]]) -> None:
+    """Check that layers tell attention of the windows that are in their masks, which we replace.
+
+    Args:
+        model: The model.
+        windows: Of each mask, and what the layer that got it says; None, 0 or a length.
+
+    Raises:
+        ModelSupportError: They differ.
+    """
+    limit = max_positions_of(model)
+    for of_mask, told in windows:
+        binding = [w if w and (limit is None or w < limit) else None for w in (of_mask, told)]
+        if binding[0] != binding[1]:
+            said = [f"{w} positions" if w else "no end" for w in binding]
+            refuse(
+                model,
+                f"the window of its masks has {said[0]}, but attention is told of {said[1]}",
+            )
 
 
 def refuse(model: PreTrainedModel, reason: str) -> NoReturn:
@@ -64,6 +88,12 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     moving = kinds_of_rope & _MOVING_ROPE
     if moving:
         return f"its {moving.pop()!r} RoPE changes with the longest position of a pass"
+    generation: Any = getattr(model, "generation_config", None)
+    if getattr(generation, "cache_implementation", None) == "quantized":
+        return (
+            "its generation config asks for a quantised cache, whose keys and values are not those "
+            "of a plain one; set model.generation_config.cache_implementation = None"
+        )
     quantised: Any = getattr(config, "quantization_config", None)
     if getattr(quantised, "load_in_8bit", False) and quantised.llm_int8_threshold > 0:
         return (
@@ -86,22 +116,25 @@ def _scales_rows_together(module: torch.nn.Module) -> bool:
     return dynamic and getattr(packed, "dtype", None) == torch.qint8
 
 
-def check_own_kernel(adapter: ModelAdapter) -> None:
-    """Check that a model whose attention cannot be replaced takes a mask of a tree instead.
+def check_agreement(adapter: ModelAdapter, reason: str) -> None:
+    """Check that a model of which that is not certain gives a tree's rows what their paths get.
 
     A few tokens are run as a tree and, each path alone, as the model runs them itself.
+
+    Args:
+        adapter: Of the model.
+        reason: Why it is not certain; what a refusal says first.
 
     Raises:
         ModelSupportError: It gives something else, or nothing at all.
     """
     model: PreTrainedModel = adapter.model  # type: ignore[attr-defined]
-    reason = _NO_INTERFACE
-    if getattr(model.config, "sliding_window", None) is None:
+    if reason != NO_INTERFACE or getattr(model.config, "sliding_window", None) is None:
         try:
             if _agrees_on_a_tree(adapter, model):
                 return
             reason += ", and with a tree's mask it gives other results than without"
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except Exception as error:  # whatever it does with a mask that it did not make
             reason += f", and with a tree's mask it fails: {shortened(error)}"
     refuse(model, reason)
 

@@ -12,6 +12,7 @@ from transformers import (
     LlamaConfig,
     LlamaModel,
     MambaConfig,
+    PhimoeConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -23,8 +24,11 @@ from decodekit.backends.flash import FlashBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import BackendError, GenerationError, ModelSupportError
 from decodekit.plan import StepPlan
+from decodekit.testing.adapter_unseen import check_unseen_tokens
+from decodekit.testing.subject import Subject
 from decodekit.tree import ROOT, TokenTree
-from tests.tiny import WINDOW, logits_after, random_prompt, tiny_model
+from tests.tiny import WINDOW, logits_after, own_model, random_prompt, tiny_model
+from tests.zoo import ZOO
 
 TREE = TokenTree(tokens=(5, 9, 7, 7, 3, 11, 5, 8), parents=(ROOT, 0, 0, 1, ROOT, 4, 3, 5))
 BACKENDS = {"eager": EagerBackend, "flash": FlashBackend, "sdpa": SDPABackend}
@@ -89,6 +93,12 @@ def test_trap_20_poison(backend: str) -> None:
                 assert torch.equal(after[node + 1], before[node + 1])
             else:
                 assert not torch.equal(after[node + 1], before[node + 1])
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gpt2", "falcon", "cohere2"])
+def test_trap_20_poison_in_a_ragged_batch(kind: str) -> None:
+    """To the bit, also for tokens of other sequences; the laws of an adapter allow for noise."""
+    check_unseen_tokens(Subject(HFAdapter(tiny_model(kind), SDPABackend()), atol=0.0, seed=1))
 
 
 def test_ragged_batch_equals_single_runs() -> None:
@@ -252,6 +262,39 @@ def test_trap_15_unsupported_models_are_refused_with_the_reason(
         HFAdapter(model, EagerBackend())
     assert type(model).__name__ in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_quantised_cache_is_refused_with_what_to_do() -> None:
+    model = own_model()
+    model.generation_config.cache_implementation = "quantized"
+    with pytest.raises(ModelSupportError, match=r"quantised cache.*cache_implementation = None"):
+        HFAdapter(model, EagerBackend())
+    model.generation_config.cache_implementation = None
+    HFAdapter(model, EagerBackend())
+
+
+def test_a_model_that_fails_with_our_attention_only_is_refused_in_one_line() -> None:
+    class Broken(EagerBackend):
+        def attend(self, *args: object, **kwargs: object) -> torch.Tensor:
+            raise RuntimeError("no\nkernel")
+
+    with pytest.raises(ModelSupportError, match=r"it fails with our attention: .*kernel") as caught:
+        HFAdapter(tiny_model(), Broken())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("window", "fits"), [(WINDOW, False), (128, True)])
+def test_a_window_that_only_the_masks_know_is_refused_if_it_can_bind(
+    window: int, fits: bool
+) -> None:
+    settings = {**ZOO["phi3"].shape, "sliding_window": window, "num_local_experts": 2}
+    with torch.random.fork_rng():
+        model = AutoModelForCausalLM.from_config(PhimoeConfig(**settings)).eval()
+    if fits:  # no text is longer
+        HFAdapter(model, EagerBackend())
+    else:
+        with pytest.raises(ModelSupportError, match=r"masks has 12 .* told of no end"):
+            HFAdapter(model, EagerBackend())
 
 
 def test_other_kinds_of_model_are_refused() -> None:
