@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from decodekit.config import RunConfig
-from decodekit.errors import ConfigError, shortened
+from decodekit.errors import ConfigError, nearest, shortened
 
 __all__ = ["LITERAL", "is_path", "literal_of", "with_literals"]
 
@@ -46,13 +46,23 @@ def literal_of(key: str, text: str) -> Any:
 
 
 def with_literals(config: RunConfig, literal: Mapping[str, Any]) -> RunConfig:
-    """Return ``config`` with the texts that were kept from Hydra's grammar and interpolations."""
+    """Return ``config`` with the texts that were kept from Hydra's grammar and interpolations.
+
+    Raises:
+        ConfigError: The settings of a group have no such key.
+    """
     for key, value in literal.items():
         group, _, name = key.rpartition(".")
         if key == "stop" and isinstance(value, str):
             value = [value]
         if group:
-            value = dataclasses.replace(getattr(config, group), **{name: value})
+            settings = getattr(config, group)
+            known = [one.name for one in dataclasses.fields(settings)]
+            if name not in known:
+                raise ConfigError(
+                    f"unknown key {name!r} in {group!r}: {nearest(name, known)}", key=key
+                )
+            value = dataclasses.replace(settings, **{name: value})
         config = dataclasses.replace(config, **{group or name: value})
     return config
 

@@ -309,6 +309,13 @@ def test_paths_and_enumerations_can_be_printed(install: Any) -> None:
     assert "  where: /there\n  colour: RED\n" in to_yaml(config)
 
 
+def test_a_literal_key_that_the_strategy_does_not_have_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = refusal(capsys, "strategy=lookahead", "strategy.model=x", code=2)
+    assert error.startswith("decodekit: unknown key 'model' in 'strategy': ")
+
+
 # --- settings files ------------------------------------------------------------------------------
 
 
