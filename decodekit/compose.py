@@ -1,6 +1,7 @@
 """Composing settings with Hydra: YAML files, plugins' schemas and overrides become a ``RunConfig``.
 
-Only this module and ``schemas`` import Hydra and OmegaConf; beyond them there are dataclasses.
+Only this module, ``schemas`` and ``mistakes`` import Hydra and OmegaConf; beyond them there are
+dataclasses.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from decodekit.config import BenchConfig, ConstraintConfig, ModelConfig, RunConfig, VerifyConfig
-from decodekit.errors import ConfigError, nearest, shortened
+from decodekit.errors import ConfigError, nearest
+from decodekit.literals import LITERAL, is_path, literal_of, with_literals
+from decodekit.mistakes import check_key, config_error, first_line
 from decodekit.params import SamplingParams
 from decodekit.plugins import registry
 from decodekit.registry import GROUPS
@@ -32,29 +36,12 @@ __all__ = ["compose_config", "compose_mapping", "group_options", "to_yaml"]
 
 _SECTIONS = {"bench": BenchConfig, "verify": VerifyConfig, "constraint": ConstraintConfig}
 
-_LITERAL = (
-    "prompt",
-    "prompt_file",
-    "stop",
-    "model.path",
-    "model.repo",
-    "model.revision",
-    "strategy.model",
-    "bench.prompts",
-    "bench.output",
-    "verify.prompts",
-    "constraint.regex",
-    "constraint.json_schema",
-)
-"""Keys whose text is taken as it is: a prompt or a path must not be read as Hydra's grammar."""
-
 
 def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     """Return the settings that overrides in Hydra's grammar ask for.
 
     The texts of prompts, stop strings and paths are taken as they are, so that they may hold any
-    character. Only a stop in brackets with a comma or quotes in it, ``stop=[a,b]`` or
-    ``stop=['a']``, is a list of texts, as YAML writes it; ``stop=[INST]`` is that text.
+    character; see ``literals``.
 
     Args:
         overrides: For example ``["strategy=lookahead", "strategy.window_size=7"]``.
@@ -69,16 +56,17 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
         key, sign, value = override.partition("=")
         if not sign and key.isprintable() and not key.startswith(("+", "~")):
             raise ConfigError(f'cannot read the override: {key!r}; a prompt is prompt="{key}"')
-        if sign and key in _LITERAL and not ("." in key and value == "null"):
-            literal[key] = _texts(value) if key == "stop" and _is_list(value) else value
-        elif key == "model" and _is_path(value):
+        text = literal_of(key, value) if sign else None
+        if text is not None:
+            literal[key] = text
+        elif key == "model" and is_path(value):
             literal["model.path"] = value
             rest.append("model=local")
         else:
             # The last one counts, however it was given.
             literal.pop("model.path" if key == "model" else key, None)
             rest.append(override)
-    return _with_literal(_to_dataclass(_compose(rest)), literal)
+    return with_literals(_to_dataclass(_compose(rest)), literal)
 
 
 def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
@@ -93,7 +81,7 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
         ConfigError: As for ``compose_config``.
     """
     plain = _plain(settings) if isinstance(settings, DictConfig) else dict(settings)
-    literal = {key: plain.pop(key) for key in _LITERAL if key in plain}
+    literal = {key: plain.pop(key) for key in LITERAL if key in plain}
     choices = []
     for group in GROUPS:
         name = _take_choice(group, plain, literal)
@@ -104,12 +92,12 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
         if "." in key:
             raise ConfigError(f"{key!r} must be written as a mapping in a mapping", key=key)
     for dotted in _leaves(plain):
-        _check_key(config, dotted)
+        check_key(config, dotted)
     try:
         merged = OmegaConf.merge(config, plain)
     except OmegaConfBaseException as error:
-        raise _config_error(error) from error
-    return _with_literal(_to_dataclass(merged), literal)
+        raise config_error(error) from error
+    return with_literals(_to_dataclass(merged), literal)
 
 
 def _take_choice(group: str, plain: dict[str, Any], literal: dict[str, Any]) -> str | None:
@@ -143,7 +131,7 @@ def _take_choice(group: str, plain: dict[str, Any], literal: dict[str, Any]) -> 
             "is built already use Decoder.from_model",
             key=group,
         )
-    if group == "model" and value is not None and _is_path(value):
+    if group == "model" and value is not None and is_path(value):
         literal["model.path"] = value
         return "local"
     return str(value)
@@ -155,9 +143,22 @@ def group_options(group: str) -> list[str]:
         return _options(group)
 
 
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes as text what YAML has no word for: a path, an enumeration of a plugin's settings."""
+
+
+def _as_text(dumper: Any, value: object) -> Any:
+    return dumper.represent_str(value.name if isinstance(value, Enum) else str(value))
+
+
+_Dumper.add_multi_representer(object, _as_text)
+
+
 def to_yaml(config: RunConfig) -> str:
     """Return the settings as YAML."""
-    text: str = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(
+        dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True
+    )
     return text
 
 
@@ -168,7 +169,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
         except HydraException as error:
             raise ConfigError(
-                f"cannot read the override: {_reason(error)} (write key=value, and quote a "
+                f"cannot read the override: {first_line(error)} (write key=value, and quote a "
                 "value with special characters: 'key=\"a, b\"')"
             ) from error
         choices: list[str] = []
@@ -198,7 +199,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
                 config = compose("config", overrides=[*choices, f"adapter={needed}"])
             OmegaConf.set_struct(config.sampling.logit_bias, False)  # any token may be a key
             for key, value in values.items():
-                _check_key(config, key)
+                check_key(config, key)
                 group, _, last = key.rpartition(".")
                 if last == "name" and GROUPS.get(group) is not None:
                     raise ConfigError(f"choose a {group} with {group}={value}", key=key)
@@ -207,7 +208,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
                     continue
                 OmegaConf.update(config, key, value)
         except (HydraException, OmegaConfBaseException, OverflowError) as error:
-            raise _config_error(error) from error
+            raise config_error(error) from error
     return config
 
 
@@ -226,64 +227,6 @@ def _check_choice(group: str, name: str) -> None:
         raise ConfigError(f"unknown {group} {name!r}: {nearest(name, options)}", key=group)
 
 
-def _is_path(model: str) -> bool:
-    """Return whether ``model=...`` gives a directory or a hub name, not one of ``conf/model/``."""
-    return "/" in model or "\\" in model or model in (".", "..")
-
-
-def _is_list(stop: str) -> bool:
-    """Return whether the text after ``stop=`` is meant as a list of several."""
-    return stop == "[]" or (
-        stop.startswith("[") and stop.endswith("]") and any(mark in stop for mark in ",'\"")
-    )
-
-
-def _texts(stop: str) -> list[str]:
-    """Return the texts of a list in YAML."""
-    try:
-        texts = yaml.load(stop, yaml.BaseLoader)  # everything in it is text
-    except yaml.YAMLError:
-        texts = None
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(
-            f'cannot read the list stop={shortened(stop)}; write stop=["a","b"]', key="stop"
-        )
-    return texts
-
-
-def _with_literal(config: RunConfig, literal: Mapping[str, Any]) -> RunConfig:
-    """Return ``config`` with the texts that were kept from Hydra's grammar and interpolations."""
-    for key, value in literal.items():
-        group, _, name = key.rpartition(".")
-        if key == "stop" and isinstance(value, str):
-            value = [value]
-        if group:
-            value = dataclasses.replace(getattr(config, group), **{name: value})
-        config = dataclasses.replace(config, **{group or name: value})
-    return config
-
-
-def _check_key(config: DictConfig, dotted: str) -> None:
-    """Raise unless ``dotted`` is a key of ``config``, naming the nearest key beside it."""
-    node: Any = config
-    for depth, part in enumerate(parts := dotted.split(".")):
-        where = ".".join(parts[:depth])
-        if not isinstance(node, DictConfig):
-            raise ConfigError(f"{where!r} has no settings inside it", key=dotted)
-        if OmegaConf.is_struct(node) is False:
-            return
-        if part not in node:
-            inside = f" in {where!r}" if where else ""
-            if not where and part in config.sampling:
-                raise ConfigError(
-                    f"unknown key {part!r}: did you mean 'sampling.{part}'?", key=dotted
-                )
-            raise ConfigError(
-                f"unknown key {part!r}{inside}: {nearest(part, map(str, node))}", key=dotted
-            )
-        node = node._get_node(part)
-
-
 def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of a nested mapping."""
     for key, value in settings.items():
@@ -295,9 +238,11 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     try:
-        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+        return OmegaConf.to_container(  # type: ignore[return-value]
+            config, resolve=True, throw_on_missing=True
+        )
     except OmegaConfBaseException as error:
-        raise _config_error(error) from error
+        raise config_error(error) from error
 
 
 def _to_dataclass(config: Any) -> RunConfig:
@@ -307,27 +252,9 @@ def _to_dataclass(config: Any) -> RunConfig:
     for group, kind in GROUPS.items():
         values = settings[group]
         if kind is not None:
-            schema = components.get(kind, values["name"]).config
+            settings[group] = components.get(kind, str(values.get("name"))).configure(kind, values)
         else:
-            schema = ModelConfig if group == "model" else SamplingParams
-        settings[group] = schema(**values)
+            settings[group] = (ModelConfig if group == "model" else SamplingParams)(**values)
     for name, kind_of in _SECTIONS.items():
         settings[name] = kind_of(**settings[name])
     return RunConfig(**settings)
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error, and the second if the first only announces it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].endswith(":"):
-        return " ".join(lines[:2])
-    return lines[0] if lines else type(error).__name__
-
-
-def _config_error(error: Exception) -> ConfigError:
-    """Return an error of Hydra or OmegaConf as one line, with the key that it is about."""
-    key = getattr(error, "full_key", None) or None
-    reason = _reason(error)
-    if key and "is not a ListConfig" in reason:
-        return ConfigError(f"{key} must be a list: {key}=[...]", key=key)
-    return ConfigError(f"{key}: {reason}" if key else reason, key=key)

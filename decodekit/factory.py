@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -180,7 +179,7 @@ class _Parts:
     def new_pool(self, name: str, *, per_key: int, max_keys: int) -> NGramPool:
         """Return a fresh pool by name; see ``Parts.new_pool``."""
         component = registry().get("pool", name)
-        config = component.config(per_key=per_key, max_keys=max_keys)
+        config = component.configure("pool", {"per_key": per_key, "max_keys": max_keys})
         pool: NGramPool = _built(component, NGramPool, config)
         return pool
 
@@ -256,14 +255,7 @@ def _configured(kind: Kind, settings: Any) -> tuple[Component, Any]:
     if isinstance(settings, Mapping):
         values = dict(settings)
         component = registry().get(kind, str(values.get("name")))
-        known = [field.name for field in fields(component.config)]
-        for key in values:
-            if key not in known:
-                raise ConfigError(
-                    f"unknown key {key!r} in {kind!r}: {nearest(str(key), known)}",
-                    key=f"{kind}.{key}",
-                )
-        return component, component.config(**values)
+        return component, component.configure(kind, values)
     name = getattr(settings, "name", None)
     if not isinstance(name, str):
         raise ConfigError(

@@ -61,7 +61,7 @@ def run_generate(config: RunConfig) -> int:
     if config.format == "json":
         whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         record = _record(config, decoder, result, baseline)
-        print(json.dumps(record, ensure_ascii=not whole), flush=True)
+        print(json.dumps(record, ensure_ascii=not whole, default=str), flush=True)
     else:
         _summarize(config, decoder, result, baseline)
     if failure is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from inspect import iscoroutinefunction
 from typing import Any
 
 import pluggy
 
-from decodekit.errors import PluginError
+from decodekit.errors import PluginError, shortened
 from decodekit.observers import Observer, StepEvent
-from decodekit.registry import GROUPS, Component, Kind
+from decodekit.registry import GROUPS, NAME_RULE, Component, Kind, is_name
 from decodekit.settings_files import SettingsFile, read_settings_files
 
 __all__ = ["components_of", "observers_of", "one_line_of", "settings_of"]
@@ -36,33 +37,55 @@ def components_of(
     """
     for kind, hook in _HOOKS.items():
         for answer in _answers(manager, name, hook):
+            if not isinstance(answer, Iterable) or isinstance(answer, Mapping):
+                raise _no_components(name, hook, answer)
             try:
                 components = list(answer)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise _failed(name, hook, error) from error
             if not all(isinstance(component, Component) for component in components):
-                raise PluginError(
-                    f"plugin {name!r} failed in {hook}: it must return Components", plugins=(name,)
-                )
+                raise _no_components(name, hook, answer)
             for component in components:
                 _check(component, kind, name)
             yield kind, components
 
 
+def _no_components(name: str, hook: str, answer: object) -> PluginError:
+    return PluginError(
+        f"plugin {name!r} failed in {hook}: it must return Components, a list of them, not "
+        f"{shortened(answer)}",
+        plugins=(name,),
+    )
+
+
 def _check(component: Component, kind: Kind, plugin: str) -> None:
-    start = f"plugin {plugin!r}: the {kind} {component.name!r}"
+    problem = _problem(component, kind)
+    if problem is not None:
+        raise PluginError(f"plugin {plugin!r}: {problem}", plugins=(plugin,))
+
+
+def _problem(component: Component, kind: Kind) -> str | None:
+    """Return what is wrong with a component, None if nothing is."""
+    what = f"{kind} {component.name!r}"
+    if not is_name(component.name):
+        return f"{component.name!r} cannot be the name of a {kind}; a name is {NAME_RULE}"
     if _config_name(component) != component.name:
-        raise PluginError(
-            f"plugin {plugin!r}: the config of the {kind} {component.name!r} must be a "
-            f"dataclass with a field name whose default is {component.name!r}",
-            plugins=(plugin,),
+        return (
+            f"the config of the {what} must be a dataclass with a field name whose default is "
+            f"{component.name!r}"
         )
+    if vars(component.config)["__dataclass_params__"].frozen:
+        return f"the config of the {what} must not be frozen; its values are set one by one"
+    if any(one.name == "defaults" for one in fields(component.config)):
+        return f"the config of the {what} has a field 'defaults', which Hydra reads; rename it"
+    fixed = [one.name for one in fields(component.config) if not one.init]
+    if fixed:
+        return f"the config of the {what} has a field {fixed[0]!r} with init=False; leave it out"
     if not callable(component.build):
-        raise PluginError(f"{start} has a build that cannot be called", plugins=(plugin,))
+        return f"the {what} has a build that cannot be called"
     if component.load is not None and (kind != "adapter" or not callable(component.load)):
-        raise PluginError(
-            f"{start} has a load; only adapters have one, a function", plugins=(plugin,)
-        )
+        return f"the {what} has a load; only adapters have one, a function"
+    return None
 
 
 def _config_name(component: Component) -> object:
@@ -93,8 +116,14 @@ def observers_of(manager: pluggy.PluginManager, name: str) -> list[Observer]:
     """Return what the plugin ``name`` wants to be called with each event: one function, or none.
 
     Raises:
-        PluginError: It is a wrapper.
+        PluginError: It is a wrapper, or a coroutine function, which nobody would await.
     """
+    for one in _implementations(manager, name, _OBSERVE):
+        if iscoroutinefunction(one.function):
+            raise PluginError(
+                f"plugin {name!r} failed in {_OBSERVE}: it must be a plain function, not async",
+                plugins=(name,),
+            )
     return [
         # A hook may leave out arguments that it does not need.
         Observer(name, one.function if one.argnames else _without_event(one.function))
@@ -110,7 +139,7 @@ def _answers(manager: pluggy.PluginManager, name: str, hook: str) -> Iterator[An
     for implementation in _implementations(manager, name, hook):
         try:
             answer = implementation.function()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _failed(name, hook, error) from error
         yield answer
 
@@ -129,7 +158,7 @@ def _implementations(
         yield implementation
 
 
-def _failed(name: str, hook: str, error: Exception) -> PluginError:
+def _failed(name: str, hook: str, error: BaseException) -> PluginError:
     return PluginError(f"plugin {name!r} failed in {hook}: {one_line_of(error)}", plugins=(name,))
 
 

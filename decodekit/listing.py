@@ -8,7 +8,7 @@ from typing import Any
 
 from decodekit.errors import ConfigError
 from decodekit.hookspecs import API_VERSION
-from decodekit.plugins import DISABLE_VARIABLE, Plugin, installed
+from decodekit.plugins import DISABLE_VARIABLE, Plugin, installed, switched_off
 from decodekit.table import render_table
 
 __all__ = ["run_plugins"]
@@ -65,6 +65,11 @@ def _text(plugins: Sequence[Plugin]) -> str:
     off = [plugin.name for plugin in plugins if plugin.state == "off"]
     if off:
         lines += ["", f"switched off by {DISABLE_VARIABLE}: {', '.join(off)}"]
+    unknown = sorted(
+        name for name in switched_off() - {plugin.name for plugin in plugins} if "," not in name
+    )
+    if unknown:
+        lines += ["", f"in {DISABLE_VARIABLE}, but not installed: {', '.join(unknown)}"]
     broken = [plugin for plugin in plugins if plugin.state == "broken"]
     if broken:
         lines += ["", f"BROKEN (nothing runs until it is repaired, or in {DISABLE_VARIABLE}):"]

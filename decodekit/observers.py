@@ -76,7 +76,7 @@ class Observers:
         for observer in tuple(self._active):
             try:
                 observer.notify(event)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._active.remove(observer)
                 _LOG.error(
                     "plugin %r failed in decodekit_step_finished at step %d and is not told of "
@@ -84,6 +84,6 @@ class Observers:
                     observer.plugin,
                     event.step,
                     type(error).__name__,
-                    error,
+                    " ".join(str(error).split()),
                     exc_info=_LOG.isEnabledFor(logging.DEBUG),
                 )

@@ -9,19 +9,22 @@ them whatever their state.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from shlex import quote
 from typing import Any, Literal
 
 import pluggy
 
 from decodekit import __version__, builtins, hookspecs
-from decodekit.errors import PluginError, nearest
+from decodekit.errors import PluginError
 from decodekit.hook_answers import components_of, observers_of, one_line_of, settings_of
-from decodekit.hookspecs import API_VERSION
 from decodekit.observers import Observer, Observers
+from decodekit.registration import register
 from decodekit.registry import Kind, Registry
+from decodekit.settings_checks import problem_of
 from decodekit.settings_files import SettingsFile
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "new_observers",
     "registry",
     "settings_files",
+    "switched_off",
 ]
 
 ENTRY_POINT_GROUP = "decodekit"
@@ -94,7 +98,7 @@ class Installed:
             if plugin.error is not None:
                 raise PluginError(
                     f"{plugin.error} (decodekit plugins lists all; "
-                    f"{DISABLE_VARIABLE}={plugin.name} switches this one off)",
+                    f"{DISABLE_VARIABLE}={quote(plugin.name)} switches this one off)",
                     plugins=plugin.error.plugins,
                 ) from plugin.error
         return self
@@ -102,16 +106,20 @@ class Installed:
 
 @lru_cache(maxsize=1)
 def installed() -> Installed:
-    """Return what is installed, once per process; broken plugins are in the list only."""
-    off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    """Return what is installed, once per process; broken plugins are in the list only.
+
+    Raises:
+        PluginError: What says which packages are installed cannot be read.
+    """
+    off = switched_off()
     found = Installed()
     manager = _new_manager()
-    _take(found, manager, Plugin(name=_OWN, distribution=_OWN, version=__version__), builtins)
+    _take(found, manager, Plugin(name=_OWN, distribution=_OWN, version=__version__), _built_in)
     seen: dict[str, EntryPoint] = {}
-    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda one: one.name):
+    for entry in _entries():
         distribution, version = _origin(entry)
         plugin = Plugin(name=entry.name, distribution=distribution, version=version)
-        if entry.name in off:
+        if entry.name.strip() in off:
             found.plugins.append(_with(plugin, state="off"))
             continue
         if entry.name == _OWN or entry.name in seen:
@@ -124,8 +132,26 @@ def installed() -> Installed:
             found.plugins.append(_with(plugin, state="broken", error=error))
             continue
         seen[entry.name] = entry
-        _take(found, manager, plugin, entry)
+        _take(found, manager, plugin, entry.load)
+    _check_files(found)
     return found
+
+
+def _check_files(found: Installed) -> None:
+    """Call those plugins broken whose settings files fit nothing, now that all are known."""
+    for file in found.settings.values():
+        problem = problem_of(file, found.registry)
+        for place, plugin in enumerate(found.plugins):
+            if problem is not None and plugin.name == file.plugin and plugin.state == "on":
+                error = PluginError(f"plugin {file.plugin!r}: {problem}", plugins=(file.plugin,))
+                found.plugins[place] = _with(plugin, state="broken", error=error)
+
+
+def switched_off() -> frozenset[str]:
+    """Return the names of plugins in the environment variable, installed or not."""
+    value = os.environ.get(DISABLE_VARIABLE, "")
+    # The value as a whole, too: nothing keeps a plugin from having a comma in its name.
+    return frozenset(name.strip() for name in (*value.split(","), value) if name.strip())
 
 
 def registry() -> Registry:
@@ -175,12 +201,23 @@ def _new_manager() -> pluggy.PluginManager:
     return manager
 
 
+def _entries() -> list[EntryPoint]:
+    try:
+        return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda one: one.name)
+    except Exception as error:  # one damaged entry_points.txt is enough
+        raise PluginError(
+            f"the entry points of the installed packages cannot be read ({one_line_of(error)}); "
+            "look for a damaged entry_points.txt, and reinstall its package"
+        ) from error
+
+
 def _origin(entry: EntryPoint) -> tuple[str, str]:
     """Return the name and version of the distribution that an entry point belongs to."""
     distribution = getattr(entry, "dist", None)
     if distribution is None:
         return "unknown", "unknown"
-    return distribution.name, distribution.version
+    # Both are None where the METADATA of a package is damaged.
+    return distribution.name or "unknown", distribution.version or "unknown"
 
 
 def _with(plugin: Plugin, **changes: Any) -> Plugin:
@@ -188,17 +225,29 @@ def _with(plugin: Plugin, **changes: Any) -> Plugin:
     return Plugin(**{**values, **changes})
 
 
-def _take(found: Installed, manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> None:
+def _built_in() -> Any:
+    return builtins
+
+
+def _take(
+    found: Installed, manager: pluggy.PluginManager, plugin: Plugin, load: Callable[[], Any]
+) -> None:
     """Add to ``found`` what a plugin brings: all of it, or its error.
 
     Args:
         found: Is changed.
         manager: Gets to know the plugin if it can be loaded.
         plugin: What is known of it.
-        source: The plugin itself, or the entry point that loads it.
+        load: Returns the plugin itself.
     """
     try:
-        _register(manager, plugin, source)
+        register(
+            manager,
+            plugin.name,
+            load,
+            distribution=plugin.distribution,
+            version=plugin.version,
+        )
         components = list(components_of(manager, plugin.name))
         files = settings_of(manager, plugin.name)
         observer = observers_of(manager, plugin.name)
@@ -225,39 +274,3 @@ def _take(found: Installed, manager: pluggy.PluginManager, plugin: Plugin, sourc
             observes=bool(observer),
         )
     )
-
-
-def _register(manager: pluggy.PluginManager, plugin: Plugin, source: Any) -> None:
-    """Load a plugin and check its hooks and its version."""
-    name = plugin.name
-    try:
-        loaded = source if source is builtins else source.load()
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"plugin {name!r} cannot be loaded: {one_line_of(error)}; uninstall or repair it",
-            plugins=(name,),
-        ) from error
-    version = getattr(loaded, "decodekit_api_version", API_VERSION)
-    if version != API_VERSION:
-        if not isinstance(version, int):
-            fix = "it must be a whole number"
-        elif version > API_VERSION:
-            fix = f"upgrade decodekit, which has version {API_VERSION}"
-        else:
-            fix = f"upgrade {plugin.distribution} to one for version {API_VERSION}"
-        raise PluginError(
-            f"plugin {name!r} ({plugin.distribution} {plugin.version}) was written for version "
-            f"{version!r} of the plugin interface: {fix}",
-            plugins=(name,),
-        )
-    try:
-        manager.register(loaded, name=name)
-        for caller in manager.get_hookcallers(loaded) or ():
-            optional = all(one.optionalhook for one in caller.get_hookimpls())
-            if not caller.has_spec() and not optional:
-                hooks = [one for one in dir(hookspecs) if one.startswith("decodekit_")]
-                raise ValueError(f"unknown hook {caller.name!r}: {nearest(caller.name, hooks)}")
-    except (pluggy.PluginValidationError, ValueError) as error:
-        if manager.has_plugin(name):
-            manager.unregister(name=name)
-        raise PluginError(f"plugin {name!r}: {one_line_of(error)}", plugins=(name,)) from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from decodekit.errors import ConfigError, PluginError, nearest
+from decodekit.errors import ConfigError, DecodekitError, PluginError, nearest
 
-__all__ = ["GROUPS", "KINDS", "Component", "Kind", "Registry"]
+__all__ = ["GROUPS", "KINDS", "NAME_RULE", "Component", "Kind", "Registry", "is_name"]
 
 Kind = Literal["strategy", "pool", "backend", "adapter", "verifier"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -22,6 +23,22 @@ GROUPS: dict[str, Kind | None] = {
     "sampling": None,
 }
 """The groups of settings that a name can be chosen for, with the kind of component behind it."""
+
+NAME_RULE = "letters, digits, _, - and ., beginning with a letter, such as my-strategy"
+"""What a name is made of, so that ``strategy=NAME`` needs no quotes and means itself."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_WORDS = ("null", "true", "false", "nan", "inf", "infinity")  # Hydra reads these as values
+
+
+def is_name(text: object) -> bool:
+    """Return whether ``text`` can be the name of a component or of a settings file."""
+    return (
+        isinstance(text, str)
+        and _NAME.fullmatch(text) is not None
+        and text.lower() not in _WORDS
+        and not text.endswith((".yaml", ".yml"))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,45 @@ class Component:
     build: Callable[..., Any]
     load: Callable[..., Any] | None = None
     plugin: str = ""
+
+    def configure(self, kind: Kind, values: dict[str, Any]) -> Any:
+        """Return this component's settings dataclass.
+
+        Args:
+            kind: What it is, for messages.
+            values: Fields of the dataclass by name; the others have their defaults.
+
+        Raises:
+            ConfigError: A key is unknown or missing, or a value is refused.
+            PluginError: The dataclass of a plugin fails otherwise.
+        """
+        own = [one for one in fields(self.config) if one.init]
+        known = [one.name for one in own]
+        for key in values:
+            if key not in known:
+                raise ConfigError(
+                    f"unknown key {key!r} in {kind!r}: {nearest(str(key), known)}",
+                    key=f"{kind}.{key}",
+                )
+        for one in own:
+            if one.default is MISSING and one.default_factory is MISSING and one.name not in values:
+                raise ConfigError(
+                    f"{kind} {self.name!r} needs a value for {one.name!r}: {kind}.{one.name}=VALUE",
+                    key=f"{kind}.{one.name}",
+                )
+        try:
+            return self.config(**values)
+        except DecodekitError:
+            raise
+        except ValueError as error:  # a range that it checks itself
+            message = f"{kind} {self.name!r}: {' '.join(str(error).split())}"
+            raise ConfigError(message, key=kind) from error
+        except Exception as error:
+            raise PluginError(
+                f"plugin {self.plugin!r}: the settings of the {kind} {self.name!r} fail: "
+                f"{type(error).__name__}: {' '.join(str(error).split())}",
+                plugins=(self.plugin,),
+            ) from error
 
 
 class Registry:

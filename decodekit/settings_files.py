@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from decodekit.errors import PluginError
+from decodekit.registry import NAME_RULE, is_name
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 __all__ = ["SettingsFile", "read_settings_files"]
 
@@ -47,13 +51,11 @@ def read_settings_files(
     """
     try:
         root = files(package)
-        directories = sorted(
-            (entry for entry in root.iterdir() if entry.is_dir() and entry.name[0] not in "._"),
-            key=lambda entry: entry.name,
-        )
-    except (ImportError, OSError, TypeError, ValueError) as error:
+        directories = _entries(root, directories=True)
+    except (Exception, SystemExit) as error:  # importing it runs its code
         raise PluginError(
-            f"plugin {plugin!r}: its settings package {package!r} cannot be read: {error}",
+            f"plugin {plugin!r}: its settings package {package!r} cannot be read: "
+            f"{' '.join(str(error).split()) or type(error).__name__}",
             plugins=(plugin,),
         ) from error
     found: list[SettingsFile] = []
@@ -64,11 +66,18 @@ def read_settings_files(
                 f"group of settings; the groups are {', '.join(sorted(groups))}",
                 plugins=(plugin,),
             )
-        for file in sorted(directory.iterdir(), key=lambda entry: entry.name):
-            stem, dot, ending = file.name.rpartition(".")
-            if dot and ending == "yaml":
-                content = _mapping(file.read_bytes(), f"{directory.name}/{file.name}", plugin)
-                found.append(SettingsFile(directory.name, stem, content, plugin))
+        for file in _entries(directory, directories=False):
+            stem, _, ending = file.name.rpartition(".")
+            if ending not in ("yaml", "yml"):
+                continue
+            place = f"{directory.name}/{file.name}"
+            if ending == "yml" or not is_name(stem):
+                raise PluginError(
+                    f"plugin {plugin!r}: {place} must be called NAME.yaml; a name is {NAME_RULE}",
+                    plugins=(plugin,),
+                )
+            content = _mapping(_read(file, place, plugin), place, plugin)
+            found.append(SettingsFile(directory.name, stem, content, plugin))
     if not found:
         raise PluginError(
             f"plugin {plugin!r}: its settings package {package!r} has no file GROUP/NAME.yaml; is "
@@ -76,6 +85,25 @@ def read_settings_files(
             plugins=(plugin,),
         )
     return found
+
+
+def _entries(place: Traversable, *, directories: bool) -> list[Traversable]:
+    """Return the directories, or the files, in a directory; those of Python itself left out."""
+    found = [one for one in place.iterdir() if one.is_dir() == directories]
+    return sorted(
+        (one for one in found if not directories or one.name[0] not in "._"),
+        key=lambda one: one.name,
+    )
+
+
+def _read(file: Traversable, place: str, plugin: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise PluginError(
+            f"plugin {plugin!r}: {place} cannot be read: {error.strerror or error}",
+            plugins=(plugin,),
+        ) from error
 
 
 def _mapping(text: bytes, place: str, plugin: str) -> dict[str, Any]:
@@ -88,4 +116,8 @@ def _mapping(text: bytes, place: str, plugin: str) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         raise PluginError(f"plugin {plugin!r}: {place} must hold key: value", plugins=(plugin,))
+    if not isinstance(content.get("defaults", []), list):
+        raise PluginError(
+            f"plugin {plugin!r}: defaults of {place} must be a list", plugins=(plugin,)
+        )
     return content

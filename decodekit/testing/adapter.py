@@ -42,14 +42,11 @@ def check_adapter(
     Raises:
         AssertionError: A law is broken; which, and on what input.
     """
-    subject = Subject(adapter, atol=atol, seed=seed)
+    subject = Subject(adapter, reference=reference, atol=atol, seed=seed)
     _check_facts(subject)
-    if reference is not None:
-        for length in (1, 2, 9, 17):
-            tokens = subject.tokens(length)
-            subject.close(
-                subject.alone(tokens), reference(tokens), "a chain has the model's logits", tokens
-            )
+    for length in (1, 2, 9, 17, 40):
+        tokens = subject.tokens(length)
+        subject.check_reference(tokens, subject.alone(tokens))
     _check_trees(subject)
     _check_chunks(subject)
     _check_commits(subject)
@@ -90,8 +87,13 @@ def _check_facts(subject: Subject) -> None:
 
 def _check_trees(subject: Subject) -> None:
     choose = subject.choose
-    for prefix, pending in ((0, 1), (0, 6), (5, 1), (9, 3)):
-        for nodes in (1, 5, 12):
+    for prefix, pending, sizes in (
+        (0, 1, (1, 5, 12)),
+        (0, 6, (1, 5, 12)),
+        (5, 1, (1, 5, 12)),
+        (9, 3, (1, 5, 40)),
+    ):
+        for nodes in sizes:
             text = subject.tokens(prefix + pending)
             tree = subject.tree(nodes, after=len(text), depth=20)
             cache = subject.prefilled(text[:prefix], capacity=prefix + pending + nodes)
@@ -177,23 +179,26 @@ def _check_scratch(subject: Subject) -> None:
 
 def _check_batches(subject: Subject) -> None:
     choose = subject.choose
-    for lengths in ((5, 5), (9, 1, 4), (1, 12, 2)):
+    for lengths in ((5, 5), (9, 1, 4), (1, 12, 2), (2, 6, 1, 3, 2)):
         texts = [subject.tokens(length) for length in lengths]
         cache = subject.new_cache(batch=len(texts), capacity=40)
         for round_ in range(2):
             for step in range(3):
                 trees = [subject.tree(choose.randrange(7), after=len(text)) for text in texts]
                 _batch_step(subject, cache, texts, trees, f"step {step} of {lengths}")
-                if step == 0 and len(texts) == 3:
-                    cache.keep([0, 2])
-                    del texts[1]
+                kept = list(range(len(texts)))
+                if step == 0 and len(texts) > 2:
+                    del kept[1]
                 elif step == 1:
-                    cache.keep([len(texts) - 1])
-                    del texts[:-1]
+                    del kept[:-1]
+                expected = tuple(cache.lengths[sequence] for sequence in kept)
+                if len(kept) < len(texts):
+                    cache.keep(kept)
+                texts = [texts[sequence] for sequence in kept]
                 law(
-                    len(cache.lengths) == len(texts),
-                    "keep leaves the named sequences",
-                    f"lengths {cache.lengths}, expected {len(texts)} of them",
+                    cache.lengths == expected,
+                    "keep leaves the named sequences, in order",
+                    f"lengths {cache.lengths}, not {expected}, after keep({kept})",
                 )
             cache.reset()
             law(
@@ -227,7 +232,7 @@ def _batch_step(
         lead = len(plan.pending)
         keep.append([*range(lead), *(lead + node for node in path_nodes)])
         text += [plan.tree.tokens[node] for node in path_nodes]
-        text += subject.tokens(1)
+        text += subject.tokens(subject.choose.choice((1, 1, 3)))
     cache.commit(keep)
 
 
@@ -257,6 +262,7 @@ def _check_edges(subject: Subject) -> None:
         for plan in (
             StepPlan(limit - 4, tuple(text[-4:-1]), TokenTree.chain(text[-1:])),
             StepPlan(limit - 4, tuple(text[-4:])),
+            StepPlan(limit - 4, (text[-4],), TokenTree.chain(text[-3:])),
         ):
             logits = subject.run(cache, [plan])[0]
             subject.close(
@@ -265,6 +271,7 @@ def _check_edges(subject: Subject) -> None:
                 "the last position is usable",
                 f"position {limit - 1}",
             )
+        subject.check_reference(text, logits[-1])
 
 
 def _check_horizon(subject: Subject) -> None:

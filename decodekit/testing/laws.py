@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+import torch
+
 from decodekit.tree import ROOT, TokenTree
 
-__all__ = ["law", "random_tokens", "random_tree", "reordered"]
+__all__ = ["generators", "law", "random_tokens", "random_tree", "reordered"]
 
 
 def law(holds: bool, name: str, detail: str) -> None:
@@ -55,3 +58,10 @@ def reordered(choose: random.Random, tree: TokenTree) -> tuple[TokenTree, tuple[
         tuple(place[tree.parents[node]] for node in order),
     )
     return other, tuple(place[node] for node in range(len(tree)))
+
+
+def generators() -> tuple[object, ...]:
+    """Return the states of the global random generators, as values that can be compared."""
+    kind, keys, *place = np.random.get_state(legacy=True)
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), torch_state, kind, np.asarray(keys).tobytes(), *place

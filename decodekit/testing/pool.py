@@ -25,14 +25,19 @@ def check_pool(new_pool: Callable[..., NGramPool], *, newest_first: bool = True)
     law(isinstance(pool, NGramPool), "a pool has insert and lookup", f"got {pool!r}")
     found = pool.lookup(1)
     law(found == [], "an unknown key has an empty list", f"lookup(1) is {found!r}")
-    given = [5, 6]
+    given, run = [5, 6, 7, 8], (5, 6, 7, 8)
     pool.insert(1, given)
-    given.append(7)
+    given.append(9)
     found = pool.lookup(1)
-    law(found == [(5, 6)], "an insert is found as a tuple", f"insert(1, [5, 6]) gives {found!r}")
+    law(found == [run], "an insert is found whole, as a tuple", f"insert(1, {run}) gives {found!r}")
+    for power in range(1, 18):
+        found = pool.lookup(1 + 2**power)
+        law(found == [], "keys are told apart", f"after insert(1, ...) lookup({1 + 2**power})")
+    found = pool.lookup(1)
+    law(found == [run], "a lookup drops no key", f"after lookups of other keys it is {found!r}")
     found.clear()
     again = pool.lookup(1)
-    law(again == [(5, 6)], "what lookup returns is the caller's", f"cleared, it is {again!r}")
+    law(again == [run], "what lookup returns is the caller's", f"cleared, it is {again!r}")
     _check_one_key(new_pool, newest_first=newest_first)
     _check_keys(new_pool)
     one, other = new_pool(per_key=2, max_keys=2), new_pool(per_key=2, max_keys=2)
@@ -61,6 +66,16 @@ def _check_one_key(new_pool: Callable[..., NGramPool], *, newest_first: bool) ->
 
 def _check_keys(new_pool: Callable[..., NGramPool]) -> None:
     for max_keys in (1, 3):
+        pool = new_pool(per_key=2, max_keys=max_keys)
+        for key in range(max_keys):
+            pool.insert(key, (key,))
+        pool.insert(0, (9,))
+        held = [key for key in range(max_keys) if pool.lookup(key)]
+        law(
+            held == list(range(max_keys)),
+            "an insert under a held key drops no other key",
+            f"max_keys={max_keys}, held: {held}",
+        )
         pool = new_pool(per_key=2, max_keys=max_keys)
         for key in range(25):
             pool.insert(key, (key, key + 1))

@@ -6,8 +6,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from decodekit.decoder import Decoder
 from decodekit.interfaces import (
     Budget,
@@ -20,7 +18,7 @@ from decodekit.interfaces import (
 )
 from decodekit.params import SamplingParams
 from decodekit.strategies.autoregressive import Autoregressive, AutoregressiveConfig
-from decodekit.testing.laws import law, random_tokens
+from decodekit.testing.laws import generators, law, random_tokens
 from decodekit.testing.toy import ToyAdapter
 from decodekit.tree import TokenTree
 
@@ -110,7 +108,7 @@ class _WatchedProposer:
         budget = self._narrowed(budget)
         before = tuple(committed)
         where = f"{budget}, committed {before}"
-        state = (random.getstate(), torch.get_rng_state())
+        state = generators()
         try:
             proposal = self._proposer.propose(committed, budget)
         except Exception as error:
@@ -119,7 +117,7 @@ class _WatchedProposer:
             ) from error
         law(tuple(committed) == before, "propose does not change committed", where)
         law(
-            random.getstate() == state[0] and torch.equal(torch.get_rng_state(), state[1]),
+            generators() == state,
             "the global random generators are left alone",
             where,
         )

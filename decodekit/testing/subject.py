@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from decodekit.interfaces import HasHorizon, KVCache, ModelAdapter
 from decodekit.plan import StepPlan
-from decodekit.testing.laws import law, random_tokens, random_tree
+from decodekit.testing.laws import generators, law, random_tokens, random_tree
 from decodekit.tree import TokenTree
 
 __all__ = ["Subject"]
@@ -21,12 +21,21 @@ class Subject:
 
     Args:
         adapter: What is checked.
+        reference: The logits [V] after some tokens without the adapter, or None.
         atol: Largest difference of two logits that should be equal.
         seed: Of the random choices.
     """
 
-    def __init__(self, adapter: ModelAdapter, *, atol: float, seed: int) -> None:
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        *,
+        reference: Callable[[Sequence[int]], Tensor] | None,
+        atol: float,
+        seed: int,
+    ) -> None:
         self.adapter = adapter
+        self.reference = reference
         self.atol = atol
         self.choose = random.Random(seed)
 
@@ -70,6 +79,12 @@ class Subject:
         cache = self.new_cache(capacity=len(text))
         return self.run(cache, [StepPlan(0, tuple(text))])[0][0]
 
+    def check_reference(self, text: Sequence[int], actual: Tensor) -> None:
+        """Raise unless logits [V] after ``text`` are those of the reference, if there is one."""
+        if self.reference is not None:
+            where = f"{list(text)}, {len(text)} tokens"
+            self.close(actual, self.reference(text), "a chain has the model's logits", where)
+
     def run(
         self, cache: KVCache, plans: list[StepPlan], *, name: str = "logits are finite"
     ) -> list[Tensor]:
@@ -81,7 +96,19 @@ class Subject:
             name: The law that is broken by logits that are not finite.
         """
         before = cache.lengths
-        logits = self.adapter.forward(plans, cache)
+        state = generators()
+        try:
+            logits = self.adapter.forward(plans, cache)
+        except Exception as error:
+            raise AssertionError(
+                "broken law: a pass for which there is room runs; it raised "
+                f"{type(error).__name__}: {error}; {plans}, capacity {cache.capacity}"
+            ) from error
+        law(
+            generators() == state,
+            "the global random generators are left alone",
+            f"{plans}",
+        )
         law(len(logits) == len(plans), "one result per sequence", f"{len(logits)} for {plans}")
         law(
             cache.lengths == before,
@@ -95,6 +122,7 @@ class Subject:
                 "the logits are [1 + T, V]",
                 f"they are {list(rows.shape)}, not {list(shape)}, for {plan}",
             )
+            law(not rows.requires_grad, "the logits need no gradient", f"they do, for {plan}")
             law(bool(torch.isfinite(rows).all()), name, f"some are not finite, for {plan}")
         return [rows.detach().cpu().double() for rows in logits]
 

@@ -35,8 +35,9 @@ LAYERS = [
     ["hookspecs", "prompts", "result", "models.*", "settings_files"],
     ["answer", "prompt_files"],
     ["builtins", "config", "stream", "request", "hook_answers"],
+    ["settings_checks", "registration"],
     ["plugins"],
-    ["schemas", "listing"],
+    ["schemas", "listing", "literals", "mistakes"],
     ["compose"],
     ["factory"],
     ["decoder"],
@@ -56,7 +57,7 @@ EXCEPTIONS = {
 OTHER_PACKAGES = {
     # Who may import what is slow or heavy; nobody else does, not even inside a function.
     "hydra": ("compose", "schemas"),
-    "omegaconf": ("compose", "schemas"),
+    "omegaconf": ("compose", "mistakes", "schemas"),
     "transformers": (
         "adapters.hf",
         "adapters.llama",
@@ -94,7 +95,7 @@ OTHER_PACKAGES = {
         "factory",
         "testing",
     ),
-    "pluggy": ("hookspecs", "hook_answers", "plugins"),
+    "pluggy": ("hookspecs", "hook_answers", "plugins", "registration"),
     "triton": ("backends.triton_kernels", "backends.triton_timing"),
     "pytest": (),
 }

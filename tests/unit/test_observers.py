@@ -86,6 +86,19 @@ def test_an_observer_that_raises_loses_no_text_and_is_named_once(
     assert calls == [0, 1, 0, 1]  # the next request begins anew
 
 
+def test_an_observer_that_exits_loses_no_text_either(
+    observe: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exits(event: StepEvent) -> None:
+        raise SystemExit("two\nlines")
+
+    observe(exits)
+    expected = plain_decode(ToyAdapter(), PROMPT, max_new_tokens=9)
+    assert oracle(ToyAdapter()).generate(PROMPT, max_new_tokens=9).tokens == expected
+    (record,) = caplog.records
+    assert record.getMessage().endswith("SystemExit: two lines")
+
+
 def test_nothing_is_made_for_nobody(observe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decodekit.loop.StepEvent", None)  # calling it would fail
     assert not Observers()

@@ -183,9 +183,52 @@ def last_row_wrong(
 def long_texts_wrong(
     model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]
 ) -> list[Tensor]:
-    """Right, unless there is a prefix of 22 rows or more, which only whole texts reach."""
+    """Right, unless there is a prefix of 28 rows or more, which only whole texts reach."""
     return [
-        rows.flip(-1) if plan.prefix >= 22 else rows
+        rows.flip(-1) if plan.prefix >= 28 else rows
+        for plan, rows in zip(plans, logits, strict=True)
+    ]
+
+
+def draws(model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]) -> list[Tensor]:
+    torch.rand(1)
+    return logits
+
+
+def keeps_the_graph(
+    model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]
+) -> list[Tensor]:
+    return [rows.requires_grad_() for rows in logits]
+
+
+def crashes(model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]) -> list[Tensor]:
+    if len(plans[0].tree):
+        raise KeyError("lost")
+    return logits
+
+
+def wide_trees_wrong(
+    model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]
+) -> list[Tensor]:
+    """Right for trees of up to 16 nodes, which most are."""
+    return [torch.cat([rows[:17], rows[17:].flip(-1)]) for rows in logits]
+
+
+def large_batches_wrong(
+    model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]
+) -> list[Tensor]:
+    """Right for up to three sequences."""
+    return [*logits[:3], *(rows.flip(-1) for rows in logits[3:])]
+
+
+def late_pending_wrong(
+    model: ToyAdapter, plans: Any, cache: ToyCache, logits: list[Tensor]
+) -> list[Tensor]:
+    """Right, unless several tokens and a tree come behind a prefix, beside another sequence."""
+    return [
+        rows.flip(-1)
+        if plan.prefix and len(plan.pending) > 1 and len(plan.tree) and len(plans) > 1
+        else rows
         for plan, rows in zip(plans, logits, strict=True)
     ]
 
@@ -216,6 +259,18 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "wrong kept": (
         lambda: WithCache(KeepsTheFirstSequences),
+        "keep leaves the named sequences, in order",
+    ),
+    "random": (lambda: Changed(draws), "the global random generators are left alone"),
+    "gradient": (lambda: Changed(keeps_the_graph), "the logits need no gradient"),
+    "crash": (lambda: Changed(crashes), "a pass for which there is room runs; it raised KeyErr"),
+    "wide": (lambda: Changed(wide_trees_wrong), "a row has the logits of its path alone"),
+    "large batches": (
+        lambda: Changed(large_batches_wrong),
+        "a sequence of a batch has the logits that it has alone",
+    ),
+    "late pending": (
+        lambda: Changed(late_pending_wrong),
         "a sequence of a batch has the logits that it has alone",
     ),
     "all kept": (lambda: WithCache(KeepsAll), "keep leaves the named sequences"),
@@ -304,3 +359,15 @@ def test_a_cache_that_keeps_other_rows_is_caught(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(AssertionError, match="committed rows are those of their path"):
         check_adapter(build_adapter(tiny_model(), adapter="hf"))
+
+
+def test_the_last_positions_are_compared_with_the_reference() -> None:
+    """An adapter whose last positions are one is equal to itself there."""
+
+    class Clamped(ToyAdapter):
+        def logits_after(self, path: Sequence[int]) -> Tensor:
+            return super().logits_after(path[:59])
+
+    check_adapter(Clamped(max_positions=60))
+    with pytest.raises(AssertionError, match="a chain has the model's logits"):
+        check_adapter(Clamped(max_positions=60), reference=ToyAdapter().logits_after)

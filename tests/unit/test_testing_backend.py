@@ -106,6 +106,57 @@ class Nameless(EagerBackend):
     name = ""
 
 
+class OwnScale(EagerBackend):
+    """Scales as attention usually is."""
+
+    def attend(self, query: Tensor, *given: Any, scale: float, **more: Any) -> Tensor:
+        return super().attend(query, *given, scale=query.shape[-1] ** -0.5, **more)
+
+
+class OneOfTwo(EagerBackend):
+    """Forgets the sinks where there is a softcap."""
+
+    def attend(self, *given: Any, softcap: Any = None, sinks: Any = None, **more: Any) -> Tensor:
+        sinks = None if softcap is not None else sinks
+        return super().attend(*given, softcap=softcap, sinks=sinks, **more)
+
+
+class LastLowered(EagerBackend):
+    """Takes the mask that was lowered last, whichever it is given."""
+
+    def lower(self, *given: Any, **form: Any) -> Any:
+        self.last = super().lower(*given, **form)
+        return self.last
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, lowered: Any, **o: Any) -> Tensor:
+        return super().attend(query, key, value, self.last, **o)
+
+
+class OneShapeOneMask(EagerBackend):
+    """Lowers the first mask for all that have one shape."""
+
+    def lower(self, masks: Any, **form: Any) -> Any:
+        same = len({(mask.prefix, mask.rows) for mask in masks}) == 1
+        return super().lower([masks[0]] * len(masks) if same else masks, **form)
+
+
+class Packed(EagerBackend):
+    """Reads the memory of the keys as if nothing were between a head's rows and the next."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **o: Any) -> Tensor:
+        dense = torch.empty_strided(key.shape, (1, 1, 1, 1)).to(key.device).contiguous().stride()
+        return super().attend(query, key.as_strided(key.shape, dense), value, *rest, **o)
+
+
+class SmallBlock(EagerBackend):
+    """Right in its first block of 32 rows only."""
+
+    def attend(self, *given: Any, **more: Any) -> Tensor:
+        out = super().attend(*given, **more)
+        out[:, 32:] = 0
+        return out
+
+
 class NaNPadding(EagerBackend):
     """Rows that pad a narrow sequence have no mask at all."""
 
@@ -126,6 +177,12 @@ class NaNPadding(EagerBackend):
         (NoScale, "it equals eager"),
         (NoSinks, "it equals eager"),
         (RepeatsHeads, "it equals eager"),
+        (OwnScale, "it equals eager"),
+        (OneOfTwo, "it equals eager"),
+        (LastLowered, "a lowered mask serves every layer"),
+        (OneShapeOneMask, "it equals eager"),
+        (Packed, "it equals eager"),
+        (SmallBlock, "it equals eager"),
         (WritesInPlace, "query, key and value are not written to"),
         (UsedUp, "a lowered mask serves every layer|the output is finite"),
         (OtherShape, r"the output is \[B, R, H, D\] in the dtype"),

@@ -78,6 +78,42 @@ class Stubborn(RecentNGramPool):
             super().insert(key, continuation)
 
 
+class Short(RecentNGramPool):
+    """Keeps the first two tokens of a continuation."""
+
+    def insert(self, key: int, continuation: Sequence[int]) -> None:
+        super().insert(key, continuation[:2])
+
+
+class Hashed(RecentNGramPool):
+    """Takes keys that end alike for one."""
+
+    def insert(self, key: int, continuation: Sequence[int]) -> None:
+        super().insert(key % 1024, continuation)
+
+    def lookup(self, key: int) -> list[tuple[int, ...]]:
+        return super().lookup(key % 1024)
+
+
+class Asked(RecentNGramPool):
+    """Makes room for a key that is only asked for."""
+
+    def lookup(self, key: int) -> list[tuple[int, ...]]:
+        if key not in self._entries:
+            self.insert(key, (0,))
+            self._entries[key].clear()
+        return super().lookup(key)
+
+
+class Hasty(RecentNGramPool):
+    """Makes room before it looks whether it needs any."""
+
+    def insert(self, key: int, continuation: Sequence[int]) -> None:
+        if len(self._entries) == self.max_keys:
+            del self._entries[next(reversed(self._entries))]
+        super().insert(key, continuation)
+
+
 _shared: dict[int, list[Any]] = {}
 
 
@@ -99,7 +135,11 @@ class Shared(RecentNGramPool):
     [
         (dict, "a pool has insert and lookup"),
         (NoneForUnknown, "an unknown key has an empty list"),
-        (Lists, "an insert is found as a tuple"),
+        (Lists, "an insert is found whole, as a tuple"),
+        (Short, "an insert is found whole, as a tuple"),
+        (Hashed, "keys are told apart"),
+        (Hasty, "an insert under a held key drops no other key"),
+        (Asked, "a lookup drops no key"),
         (Inner, "what lookup returns is the caller's"),
         (Growing, "a key holds at most per_key continuations"),
         (Doubles, "a continuation is held once"),

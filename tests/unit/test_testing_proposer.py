@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,6 +125,12 @@ class GlobalTorchRandom(Chains):
         return Proposal()
 
 
+class GlobalNumpyRandom(Chains):
+    def propose(self, committed: Sequence[int], budget: Budget) -> Proposal:
+        np.random.rand()
+        return Proposal()
+
+
 class Shared(Chains):
     """All proposers learn into one memory."""
 
@@ -175,6 +182,7 @@ class Impossible(Probabilities):
         (RaisesLater, "observe does not raise; AssertionError"),
         (GlobalRandom, "the global random generators are left alone"),
         (GlobalTorchRandom, "the global random generators are left alone"),
+        (GlobalNumpyRandom, "the global random generators are left alone"),
         (Shared, "a proposer guesses the same beside another one"),
         (WrongShape, r"draft_probs are \[T, V\]"),
         (WrongSum, "draft_probs are distributions"),
