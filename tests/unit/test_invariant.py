@@ -129,12 +129,10 @@ def test_strategies_write_the_same_tokens_in_half_precision(kind: str, adapter: 
     if not can_pack(torch.bfloat16):
         pytest.skip("bfloat16 cannot be packed here")
     model = own_model(kind, dtype=torch.bfloat16)
-    for seed in range(3):
-        prompt = random_prompt(40, seed=seed)
-        answers = [
-            Decoder.from_model(
-                model, strategy=strategy, adapter=adapter, execution="packed"
-            ).generate(prompt, max_new_tokens=60)
-            for strategy in STRATEGIES
-        ]
-        assert all(answer.tokens == answers[0].tokens for answer in answers)
+    answers = [
+        Decoder.from_model(model, strategy=strategy, adapter=adapter, execution="packed").generate(
+            random_prompt(40), max_new_tokens=60
+        )
+        for strategy in STRATEGIES
+    ]
+    assert all(answer.tokens == answers[0].tokens for answer in answers)

@@ -98,7 +98,9 @@ def test_trap_20_poison(backend: str) -> None:
 @pytest.mark.parametrize("kind", ["mistral", "gpt2", "falcon", "cohere2"])
 def test_trap_20_poison_in_a_ragged_batch(kind: str) -> None:
     """To the bit, also for tokens of other sequences; the laws of an adapter allow for noise."""
-    check_unseen_tokens(Subject(HFAdapter(tiny_model(kind), SDPABackend()), atol=0.0, seed=1))
+    check_unseen_tokens(
+        Subject(HFAdapter(tiny_model(kind), SDPABackend()), atol=0.0, seed=1, reference=None)
+    )
 
 
 def test_ragged_batch_equals_single_runs() -> None:
