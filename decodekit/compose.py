@@ -21,7 +21,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from decodekit.config import BenchConfig, ConstraintConfig, ModelConfig, RunConfig, VerifyConfig
+from decodekit.config import (
+    BenchConfig,
+    ConstraintConfig,
+    ModelConfig,
+    ProfileConfig,
+    RunConfig,
+    VerifyConfig,
+)
 from decodekit.errors import ConfigError, nearest, shortened
 from decodekit.params import SamplingParams
 from decodekit.plugins import registry
@@ -30,7 +37,12 @@ from decodekit.schemas import hydra_session
 
 __all__ = ["compose_config", "compose_mapping", "group_options", "to_yaml"]
 
-_SECTIONS = {"bench": BenchConfig, "verify": VerifyConfig, "constraint": ConstraintConfig}
+_SECTIONS = {
+    "bench": BenchConfig,
+    "profile": ProfileConfig,
+    "verify": VerifyConfig,
+    "constraint": ConstraintConfig,
+}
 
 _LITERAL = (
     "prompt",
@@ -42,6 +54,8 @@ _LITERAL = (
     "strategy.model",
     "bench.prompts",
     "bench.output",
+    "bench.reference",
+    "profile.output",
     "verify.prompts",
     "constraint.regex",
     "constraint.json_schema",
