@@ -248,8 +248,11 @@ class RunConfig(DecoderConfig):
         ):
             value = getattr(self, key)
             if value not in choices:
+                *others, last = choices
                 raise ConfigError(
-                    f"{key} must be {' or '.join(choices)}, not {value!r}", key=key, value=value
+                    f"{key} must be {', '.join(others)} or {last}, not {value!r}",
+                    key=key,
+                    value=value,
                 )
         for key in _IDLE[self.job]:
             if not _is_default(key, getattr(self, key)):

@@ -43,7 +43,7 @@ def draw(record: Mapping[str, Any]) -> str:
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
         _text(_LEFT, 28, title, size=15),
         _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 16, "rows of a step", anchor="middle"),
-        _text(_LEFT, 44, "milliseconds", anchor="end"),
+        _text(_LEFT - 8, 34, "milliseconds", anchor="end"),
     ]
     for tick in across:
         parts.append(_line(x(tick), y(0), x(tick), y(0) + 5, "black"))

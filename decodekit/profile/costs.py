@@ -78,11 +78,9 @@ def count_costs(model: Any) -> tuple[ModelCosts | None, str | None]:
     if getattr(config, "kv_lora_rank", None) or getattr(config, "num_kv_shared_layers", None):
         return None, "its layers do not each keep plain keys and values"
     weights = _weights_of(model)
-    strange = [
-        one for one in weights if type(one) is not nn.Parameter or not one.is_floating_point()
-    ]
-    if strange:
-        return None, f"its weights are of a class of their own, {type(strange[0]).__name__}"
+    for one in weights:
+        if type(one) is not nn.Parameter or not one.is_floating_point():
+            return None, f"it has weights of {type(one).__name__}, {one.dtype}"
     windows, heads = _windows_of(config), getattr(config, "num_attention_heads", None)
     if windows is None or not isinstance(heads, int) or hasattr(config, "num_kv_heads"):
         return None, "its configuration does not say how its layers attend"

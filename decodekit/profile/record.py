@@ -93,7 +93,7 @@ def is_record(path: str) -> bool:
     """Return whether a file looks like a stored curve; False if it cannot be read."""
     try:
         with Path(path).open(encoding="utf-8") as file:
-            return f'"format": "{FORMAT}"' in file.read(200)
+            return f'"{FORMAT}"' in file.read(200)
     except (OSError, ValueError):
         return False
 
