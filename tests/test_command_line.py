@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from decodekit import Decoder
+from decodekit.bench.contenders import _StrategyContender
+from decodekit.bench.measurement import Run
 from decodekit.certificate import Divergence, Verdict
 from decodekit.cli import main
 from decodekit.errors import GenerationError
@@ -321,6 +323,45 @@ def test_bench(capsys: pytest.CaptureFixture[str], checkpoint: str, tmp_path: Pa
     code, _, err = run(capsys, "report", str(output), "reference=greedy")
     assert code == 2
     assert "the reference 'greedy' is no contender: choose one of: autoregressive, look" in err
+
+
+def test_a_bench_shows_where_tokens_differ_and_fails(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A contender of ours that gives another third token on one of two prompts."""
+    measured = _StrategyContender.run
+
+    def wrong(self: _StrategyContender, prompt: list[int], max_new_tokens: int) -> Run:
+        run = measured(self, prompt, max_new_tokens)
+        if self.name == "jacobi" and prompt == [3, 4]:
+            run.tokens[2] = (run.tokens[2] + 1) % 64
+        return run
+
+    monkeypatch.setattr(_StrategyContender, "run", wrong)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "p1", "input_ids": [3]}\n{"id": "p2", "input_ids": [3, 4]}\n')
+    common = (
+        "job=bench",
+        f"model={checkpoint}",
+        f"bench.prompts={prompts}",
+        "bench.strategies=[autoregressive,jacobi]",
+        "bench.baselines=[greedy]",
+        "max_new_tokens=5",
+    )
+    code, out, _ = run(capsys, *common)
+    assert code == 1
+    assert (
+        "| jacobi                   |       2 |         1 |                         2 (p2) |" in out
+    )
+    assert (
+        "| transformers greedy      |       2 |         0 |                              - |" in out
+    )
+    code, out, _ = run(capsys, *common, "bench.reference=jacobi", "bench.strategies=[jacobi]")
+    assert code == 0  # it is transformers that differs now, which is no mistake of ours
+    assert "| transformers greedy | 2 | 1 | 2 (p2) |" in " ".join(out.split())
 
 
 def test_bench_mistakes(
