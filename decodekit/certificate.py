@@ -19,6 +19,7 @@ from decodekit.decoder import Decoder
 from decodekit.margin import margin
 from decodekit.prompts import Prompt
 from decodekit.result import GenerationResult
+from decodekit.runs import first_difference
 from decodekit.sampling import Sampler
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "Verdict",
     "compare",
     "dtype_of",
-    "first_difference",
     "tolerance_for",
 ]
 
@@ -114,14 +114,6 @@ def compare(
             one, other = (side[end] if end < len(side) else None for side in (said, got.tokens))
             divergences.append(Divergence(position=end, expected=one, got=other, gap=None))
     return Verdict(kind=kind, tokens=tokens, divergences=tuple(divergences))
-
-
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Return the first place where two runs of tokens differ; None if they are equal."""
-    for place, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return place
-    return None if len(left) == len(right) else min(len(left), len(right))
 
 
 def dtype_of(decoder: Decoder) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from decodekit import __version__
 from decodekit.errors import ConfigError, DecodekitError
+from decodekit.pinning import restart_pinned
 from decodekit.signals import exit_code, termination_raises
 
 if TYPE_CHECKING:
@@ -62,20 +63,32 @@ output
   compare=true           run autoregressive too; compare speed and tokens
   logprobs=K             with format=json: log-probabilities, and the K most probable tokens
   job=bench              compare bench.strategies on bench.prompts, a file of JSON lines with a
-                         prompt, turns, messages or input_ids each
+                         prompt, turns, messages or input_ids each; bench.reference=NAME is what
+                         the others are compared with, bench.output=FILE.jsonl keeps the figures
+  job=profile            measure the time of a step by its rows; profile.rows=[1,2,4],
+                         profile.contexts=[256,1024], profile.repeats=N, profile.output=FILE.json
   job=verify             compare the tokens with autoregressive decoding, on verify.prompts or the
                          prompt: equal, a numerical tie, or a defect; verify.limit=N of each
                          category, verify.tolerance=GAP of a tie, verify.backend=NAME of the
                          reference
 
   --help, --version, --cfg (print the settings and exit)
+  decodekit report FILE  the tables of a bench.output or a profile.output again
   decodekit plugins      what is installed, from which package, and what is broken (format=json)
                          DECODEKIT_DISABLE_PLUGINS=NAME,NAME in the environment switches some off
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+def main(arguments: Sequence[str] | None = None, *, is_program: bool | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        arguments: The words; None for those that the process was started with.
+        is_program: Whether this is all that the process is for, so that a job that measures time
+            may start it anew with its threads pinned. None means if ``arguments`` is None.
+    """
+    if is_program is None:
+        is_program = arguments is None
     args = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -84,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         with termination_raises():
-            code = _dispatch(args)
+            code = _dispatch(args, is_program=is_program)
             sys.stdout.flush()
             return code
     except ConfigError as error:
@@ -107,7 +120,7 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str], *, is_program: bool) -> int:
     if "--version" in args:
         print(f"decodekit {__version__}")
         return 0
@@ -118,6 +131,10 @@ def _dispatch(args: list[str]) -> int:
         from decodekit.listing import run_plugins
 
         return run_plugins(args[1:])
+    if args[:1] == ["report"]:
+        from decodekit.stored import run_report
+
+        return run_report(args[1:])
     flags = [arg for arg in args if arg.startswith("-") and arg != "--cfg"]
     if flags:
         raise ConfigError(f"unknown option {flags[0]}: settings are key=value, see --help")
@@ -128,7 +145,16 @@ def _dispatch(args: list[str]) -> int:
     if "--cfg" in args:
         print(to_yaml(config), end="")
         return 0
+    if is_program and _is_timed(config):
+        restart_pinned()
     return _run(config)
+
+
+def _is_timed(config: RunConfig) -> bool:
+    """Return whether the job measures times that need pinned threads."""
+    return (config.job == "bench" and config.bench.pin) or (
+        config.job == "profile" and config.profile.pin
+    )
 
 
 def _run(config: RunConfig) -> int:
@@ -136,6 +162,10 @@ def _run(config: RunConfig) -> int:
         from decodekit.bench.run import run_bench
 
         return run_bench(config)
+    if config.job == "profile":
+        from decodekit.profile.run import run_profile
+
+        return run_profile(config)
     if config.job == "verify":
         from decodekit.certify import run_verify
 

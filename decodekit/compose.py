@@ -23,7 +23,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from decodekit.config import BenchConfig, ConstraintConfig, ModelConfig, RunConfig, VerifyConfig
+from decodekit.config import (
+    BenchConfig,
+    ConstraintConfig,
+    ModelConfig,
+    ProfileConfig,
+    RunConfig,
+    VerifyConfig,
+)
 from decodekit.errors import ConfigError, nearest
 from decodekit.literals import LITERAL, is_path, literal_of, with_literals
 from decodekit.mistakes import check_key, config_error, first_line
@@ -34,7 +41,12 @@ from decodekit.schemas import hydra_session
 
 __all__ = ["compose_config", "compose_mapping", "group_options", "to_yaml"]
 
-_SECTIONS = {"bench": BenchConfig, "verify": VerifyConfig, "constraint": ConstraintConfig}
+_SECTIONS = {
+    "bench": BenchConfig,
+    "profile": ProfileConfig,
+    "verify": VerifyConfig,
+    "constraint": ConstraintConfig,
+}
 
 
 def compose_config(overrides: Sequence[str] = ()) -> RunConfig:

@@ -10,7 +10,7 @@ import math
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from decodekit.errors import ConfigError, require_at_least, shortened
+from decodekit.errors import ConfigError, require_ascending, require_at_least, shortened
 from decodekit.params import SamplingParams
 from decodekit.strategies.lookahead import LookaheadConfig
 
@@ -19,6 +19,7 @@ __all__ = [
     "ConstraintConfig",
     "DecoderConfig",
     "ModelConfig",
+    "ProfileConfig",
     "RunConfig",
     "VerifyConfig",
 ]
@@ -106,8 +107,11 @@ class BenchConfig:
         strategies: What is compared: names, or mappings with a ``name`` and settings.
         baselines: Of ``greedy`` and ``prompt_lookup``: transformers' own ``generate`` in the same
             process.
+        reference: The contender that the others are compared with, by its name in the tables; None
+            for the first.
         repeats: Times that each prompt is run with each strategy.
         output: A file to which the measurements are written as JSON lines.
+        pin: Whether the command line pins torch's threads; see ``decodekit.pinning``.
     """
 
     prompts: str | None = None
@@ -116,12 +120,47 @@ class BenchConfig:
         default_factory=lambda: ["autoregressive", "jacobi", "prompt_lookup", "lookahead"]
     )
     baselines: list[str] = field(default_factory=lambda: ["greedy", "prompt_lookup"])
+    reference: str | None = None
     repeats: int = 1
     output: str | None = None
+    pin: bool = True
 
     def __post_init__(self) -> None:
         require_at_least(self.repeats, 1, key="bench.repeats")
         require_at_least(self.limit, 0, key="bench.limit")
+
+
+@dataclass(kw_only=True)
+class ProfileConfig:
+    """Settings of ``job=profile``.
+
+    Attributes:
+        rows: The numbers of rows of a step that are timed, ascending; ratios are to the first.
+        contexts: The numbers of tokens in the cache that they are timed behind, ascending.
+        repeats: Times that each is timed.
+        tree: What the rows are: ``window``, the comb of a lookahead window of three levels, or
+            ``chain``, one path.
+        output: A file for the curve, as JSON; a drawing (SVG) is put beside it.
+        pin: Whether the command line pins torch's threads; see ``decodekit.pinning``.
+    """
+
+    rows: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
+    contexts: list[int] = field(default_factory=lambda: [256])
+    repeats: int = 25
+    tree: str = "window"
+    output: str | None = None
+    pin: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "contexts"):
+            require_ascending(getattr(self, name), key=f"profile.{name}")
+        require_at_least(self.repeats, 1, key="profile.repeats")
+        if self.tree not in ("window", "chain"):
+            raise ConfigError(
+                f"tree must be window or chain, not {self.tree!r}",
+                key="profile.tree",
+                value=self.tree,
+            )
 
 
 @dataclass(kw_only=True)
@@ -171,7 +210,7 @@ class RunConfig(DecoderConfig):
     """The settings of the command line: a decoder's, and what to do with it.
 
     Attributes:
-        job: ``generate``, ``bench`` or ``verify``.
+        job: ``generate``, ``bench``, ``profile`` or ``verify``.
         seed: Seed of the sampling.
         prompt: The prompt; ``-`` reads standard input.
         prompt_file: A file to read the prompt from.
@@ -183,6 +222,7 @@ class RunConfig(DecoderConfig):
         format: ``text`` streams the answer; ``json`` prints one object at the end.
         compare: Run ``autoregressive`` as well and compare tokens and speed.
         bench: Settings of ``job=bench``.
+        profile: Settings of ``job=profile``.
         verify: Settings of ``job=verify``.
     """
 
@@ -197,21 +237,25 @@ class RunConfig(DecoderConfig):
     format: str = "text"
     compare: bool = False
     bench: BenchConfig = field(default_factory=BenchConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     verify: VerifyConfig = field(default_factory=VerifyConfig)
 
     def __post_init__(self) -> None:
         DecoderConfig.__post_init__(self)
         for key, choices in (
-            ("job", ("generate", "bench", "verify")),
+            ("job", ("generate", "bench", "profile", "verify")),
             ("format", ("text", "json")),
         ):
             value = getattr(self, key)
             if value not in choices:
+                *others, last = choices
                 raise ConfigError(
-                    f"{key} must be {' or '.join(choices)}, not {value!r}", key=key, value=value
+                    f"{key} must be {', '.join(others)} or {last}, not {value!r}",
+                    key=key,
+                    value=value,
                 )
         for key in _IDLE[self.job]:
-            if getattr(self, key) != _default(key):
+            if not _is_default(key, getattr(self, key)):
                 raise ConfigError(f"{key} does nothing under job={self.job}; leave it out", key=key)
         if self.logprobs is not None:
             require_at_least(self.logprobs, 0, key="logprobs")
@@ -219,24 +263,35 @@ class RunConfig(DecoderConfig):
                 raise ConfigError("logprobs need format=json to be shown", key="logprobs")
 
 
+_ANSWER = (
+    "prompt",
+    "prompt_file",
+    "stop",
+    "stop_token_ids",
+    "logprobs",
+    "constraint",
+    "format",
+    "compare",
+)
+
 _IDLE = {
-    "generate": (),
-    "verify": ("compare", "logprobs"),
-    "bench": (
-        "prompt",
-        "prompt_file",
-        "stop",
-        "stop_token_ids",
-        "logprobs",
-        "constraint",
-        "format",
-        "compare",
+    "generate": ("profile",),
+    "verify": ("compare", "logprobs", "profile"),
+    "bench": (*_ANSWER, "profile"),
+    "profile": (
+        *_ANSWER,
+        *("strategy", "verifier", "sampling", "seed", "max_new_tokens", "chat"),
+        *("bench", "verify"),
     ),
 }
 """Settings that a job does not look at: giving one is a mistake."""
 
 
-def _default(key: str) -> Any:
-    """Return how a setting of the command line is where nobody gives it."""
+def _is_default(key: str, value: Any) -> bool:
+    """Return whether a setting of the command line is as it is where nobody gives it."""
     (known,) = (one for one in fields(RunConfig) if one.name == key)
-    return known.default if known.default_factory is MISSING else known.default_factory()
+    default = known.default if known.default_factory is MISSING else known.default_factory()
+    if isinstance(default, str) and not isinstance(value, str):
+        # The dataclass of a component, where the default is only its name.
+        return getattr(value, "name", None) == default and value == type(value)()
+    return bool(value == default)

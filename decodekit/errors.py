@@ -15,7 +15,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "PluginError",
     "TreeError",
     "nearest",
+    "require_ascending",
     "require_at_least",
     "require_nodes",
     "shortened",
@@ -151,6 +153,26 @@ def require_at_least(value: int, least: int, *, key: str) -> None:
         raise ConfigError(f"{name} must be a whole number, not {value!r}", key=key, value=value)
     if value < least:
         raise ConfigError(f"{name} must be {least} or more, not {value}", key=key, value=value)
+
+
+def require_ascending(values: Sequence[int], *, key: str) -> None:
+    """Raise unless ``values`` are whole numbers from 1 on, at least one, each above the last.
+
+    Args:
+        values: The value of a setting.
+        key: The setting's dotted name; its last part is what the message calls it.
+
+    Raises:
+        ConfigError: They are not; the message shows how they could be written.
+    """
+    name = key.rpartition(".")[2]
+    if not values:
+        raise ConfigError(f"{name} must hold at least one number", key=key, value=values)
+    for value in values:
+        require_at_least(value, 1, key=key)
+    if any(after <= before for before, after in pairwise(values)):
+        ordered = ",".join(map(str, sorted(set(values))))
+        raise ConfigError(f"{name} must ascend: {key}=[{ordered}]", key=key, value=values)
 
 
 def require_nodes(nodes: int, settings: str) -> None:

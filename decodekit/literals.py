@@ -23,6 +23,8 @@ LITERAL = (
     "strategy.model",
     "bench.prompts",
     "bench.output",
+    "bench.reference",
+    "profile.output",
     "verify.prompts",
     "constraint.regex",
     "constraint.json_schema",

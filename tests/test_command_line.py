@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from decodekit import Decoder
+from decodekit.bench.contenders import _StrategyContender
+from decodekit.bench.measurement import Run
 from decodekit.certificate import Divergence, Verdict
 from decodekit.cli import main
 from decodekit.errors import GenerationError
@@ -285,22 +288,80 @@ def test_bench(capsys: pytest.CaptureFixture[str], checkpoint: str, tmp_path: Pa
         f"bench.prompts={prompts}",
         "bench.limit=1",
         "bench.repeats=2",
+        "bench.reference=lookahead(window_size=3)",
         "bench.strategies=[autoregressive,{name:lookahead,window_size:3}]",
         f"bench.output={output}",
         "max_new_tokens=8",
     )
     assert code == 0
-    for name in ("autoregressive", "lookahead(window_size=3)", "transformers greedy"):
+    for name in ("| autoregressive", "| lookahead(window_size=3)", "| transformers greedy"):
         assert out.count(name) == 3  # all, x and y
+    last = out.rstrip().split("\n\n")[-2:]
+    assert last == [
+        "every contender gave the tokens of lookahead(window_size=3) on every prompt",
+        "fewer than 5 prompts in x, y: an interval from so few is too narrow",
+    ]
     assert "transformers prompt_lookup" in out
     header, *records = map(json.loads, output.read_text(encoding="utf-8").splitlines())
     assert header["header"]["versions"]["torch"]
     assert header["header"]["adapter"] == "llama"
+    assert header["header"]["reference"] == "lookahead(window_size=3)"
+    assert header["header"]["threads"] >= 1
+    assert header["header"]["openmp"] == {
+        name: value for name, value in os.environ.items() if name.startswith("OMP_")
+    }
     assert len(records) == 2 * 2 * 4
     assert all(record["equal"] for record in records)
     assert all(len(record["run"]["tokens"]) == 8 for record in records)
     steps = {record["contender"]: record["run"]["steps"] for record in records}
     assert steps["autoregressive"] == steps["transformers greedy"] == 8
+    # The tables can be had again from the file, to the letter, and with another reference.
+    assert run(capsys, "report", str(output)) == (0, out, "")
+    code, other, _ = run(capsys, "report", str(output), "reference=transformers greedy")
+    assert code == 0
+    assert "the tokens of transformers greedy on every prompt" in other
+    code, _, err = run(capsys, "report", str(output), "reference=greedy")
+    assert code == 2
+    assert "the reference 'greedy' is no contender: choose one of: autoregressive, look" in err
+
+
+def test_a_bench_shows_where_tokens_differ_and_fails(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A contender of ours that gives another third token on one of two prompts."""
+    measured = _StrategyContender.run
+
+    def wrong(self: _StrategyContender, prompt: list[int], max_new_tokens: int) -> Run:
+        run = measured(self, prompt, max_new_tokens)
+        if self.name == "jacobi" and prompt == [3, 4]:
+            run.tokens[2] = (run.tokens[2] + 1) % 64
+        return run
+
+    monkeypatch.setattr(_StrategyContender, "run", wrong)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "p1", "input_ids": [3]}\n{"id": "p2", "input_ids": [3, 4]}\n')
+    common = (
+        "job=bench",
+        f"model={checkpoint}",
+        f"bench.prompts={prompts}",
+        "bench.strategies=[autoregressive,jacobi]",
+        "bench.baselines=[greedy]",
+        "max_new_tokens=5",
+    )
+    code, out, _ = run(capsys, *common)
+    assert code == 1
+    assert (
+        "| jacobi                   |       2 |         1 |                         2 (p2) |" in out
+    )
+    assert (
+        "| transformers greedy      |       2 |         0 |                              - |" in out
+    )
+    code, out, _ = run(capsys, *common, "bench.reference=jacobi", "bench.strategies=[jacobi]")
+    assert code == 0  # it is transformers that differs now, which is no mistake of ours
+    assert "| transformers greedy | 2 | 1 | 2 (p2) |" in " ".join(out.split())
 
 
 def test_bench_mistakes(
@@ -313,6 +374,11 @@ def test_bench_mistakes(
         ("bench.baselines=[gredy]", "unknown baseline 'gredy': did you mean 'greedy'"),
         ("bench.strategies=[lookahed]", "unknown strategy 'lookahed'"),
         ("sampling=sample", "a benchmark is plain greedy"),
+        (
+            "bench.reference=autoregresive",
+            "the reference 'autoregresive' is no contender: did you mean 'autoregressive'?",
+        ),
+        ("bench.strategies=[jacobi,jacobi]", "a contender is named twice"),
     ):
         code, _, err = run(capsys, *common, extra)
         assert code == 2
@@ -320,3 +386,62 @@ def test_bench_mistakes(
     code, _, err = run(capsys, *common, "bench.strategies=[]", "bench.baselines=[]")
     assert code == 2
     assert "nothing to compare" in err
+
+
+RUN = {
+    "tokens": [1],
+    "steps": 1,
+    "rows_per_step": None,
+    "seconds": 0.5,
+    "time_to_first_token": None,
+    "host_seconds": None,
+}
+LINE = json.dumps(
+    {"prompt": "p", "category": "c", "contender": "a", "repeat": 0, "equal": True, "run": RUN}
+)
+
+
+def test_a_report_of_a_file_from_before_there_was_a_reference(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "old.jsonl"
+    file.write_text(f'{{"header": {{}}}}\n{LINE}\n')
+    code, out, _ = run(capsys, "report", str(file))
+    assert code == 0
+    assert "| a               |      2.0 |  1.00 |             - |" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read the measurements in"),
+        (b"\xff", "it is not UTF-8 text"),
+        (b"", "does not begin with a header; it must be a bench.output of job=bench"),
+        (b"[]", "does not begin with a header"),
+        (b'{"header": 3}', "does not begin with a header"),
+        (b'{"header": {}}\n\n{"prompt": "p"}', "line 3 of"),
+        (
+            b'{"header": {}}\n' + LINE.encode()[:-9],
+            "is no measurement; if the benchmark was killed",
+        ),
+        (b'{"header": {}, "x": "decodekit-step-times"}', "holds no step times"),
+    ],
+    ids=[f"content{number}" for number in range(8)],
+)
+def test_a_report_of_a_file_that_is_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "file.jsonl"
+    if content is not None:
+        file.write_bytes(content)
+    code, out, err = run(capsys, "report", str(file))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_report_is_of_one_file(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["a", "b"], ["a", "reference=x", "reference=y"]):
+        code, _, err = run(capsys, "report", *words)
+        assert code == 2
+        assert "give one file: decodekit report FILE" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import yaml
 from torch.nn.functional import scaled_dot_product_attention
 
 from decodekit import Component, Decoder, hookspecs, testing
-from decodekit.config import ModelConfig
+from decodekit.config import ModelConfig, ProfileConfig
 from decodekit.decoder import Decoder as DecoderClass
 from decodekit.hookspecs import API_VERSION
 from decodekit.observers import StepEvent
 from decodekit.plugins import registry
+from decodekit.profile.record import FORMAT, point_record, write_record
 from tests.checkpoint import save_checkpoint
 from tests.tiny import greedy_loop, tiny_model
 
@@ -127,6 +129,28 @@ def test_the_requests_of_the_guide(
     assert len(scope["result"].logprobs) == len(scope["result"].tokens) == 40
     assert [len(result.tokens) for result in scope["results"]] == [30, 30, 30]
     assert capsys.readouterr().out
+
+
+def test_the_profile_of_the_guide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [
+        point_record(context, rows, [seconds], base=[0.03], limit=None)
+        for context in (256, 1024)
+        for rows, seconds in ((1, 0.03), (64, 0.1))
+    ]
+    write_record(str(tmp_path / "curve.json"), {"format": FORMAT, "version": 1, "points": points})
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("docs/profile.md")
+    exec(code, {})
+    assert float(capsys.readouterr().out) == pytest.approx(1 + 12 / 63 * 7 / 3)
+    text = (ROOT / "docs/profile.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `profile\.(\w+)` \| `?([^`|]+?)`? \|", text, re.M))
+    defaults = {
+        name: "none" if value is None else str(value).replace(" ", "").replace("True", "true")
+        for name, value in asdict(ProfileConfig()).items()
+    }
+    assert listed == defaults
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodekit import Decoder
-from decodekit.certificate import first_difference
 from decodekit.params import SamplingParams
+from decodekit.runs import first_difference
 from decodekit.sampling import PositionSampler
 from tests.attention import NEEDS_TRITON
 from tests.tiny import VOCABULARY, WINDOW, greedy_loop, logits_after, random_prompt, tiny_model

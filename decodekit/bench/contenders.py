@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from decodekit.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["baseline", "check_baseline", "strategy"]
+__all__ = ["baseline", "check_baseline", "names_of", "strategy"]
 
 _BASELINES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -80,6 +80,27 @@ class _TransformersContender:
         )
 
 
+def names_of(strategies: Sequence[Any], baselines: Sequence[str]) -> list[str]:
+    """Return the names of the contenders, before any of them is made.
+
+    Args:
+        strategies: As ``strategy`` takes each.
+        baselines: As ``baseline`` takes each.
+    """
+    return [*map(_strategy_name, strategies), *map(_baseline_name, baselines)]
+
+
+def _strategy_name(settings: Any) -> str:
+    if not isinstance(settings, Mapping):
+        return str(settings)
+    extra = ",".join(f"{key}={value}" for key, value in settings.items() if key != "name")
+    return f"{settings.get('name')}({extra})" if extra else str(settings.get("name"))
+
+
+def _baseline_name(name: str) -> str:
+    return f"transformers {name}"
+
+
 def strategy(decoder: Decoder, settings: Any) -> Contender:
     """Return a strategy as a contender.
 
@@ -87,13 +108,8 @@ def strategy(decoder: Decoder, settings: Any) -> Contender:
         decoder: Gives the model.
         settings: A name, or a mapping with ``name`` and settings.
     """
-    if isinstance(settings, Mapping):
-        values = dict(settings)
-        extra = ",".join(f"{key}={value}" for key, value in values.items() if key != "name")
-        label = f"{values.get('name')}({extra})" if extra else str(values.get("name"))
-    else:
-        values, label = settings, str(settings)
-    return _StrategyContender(label, decoder.with_strategy(values))
+    values = dict(settings) if isinstance(settings, Mapping) else settings
+    return _StrategyContender(_strategy_name(settings), decoder.with_strategy(values))
 
 
 def check_baseline(name: str) -> None:
@@ -124,4 +140,4 @@ def baseline(model: PreTrainedModel, name: str) -> Contender:
             "not have; set bench.baselines=[]",
             key="bench.baselines",
         )
-    return _TransformersContender(f"transformers {name}", model, _BASELINES[name])
+    return _TransformersContender(_baseline_name(name), model, _BASELINES[name])

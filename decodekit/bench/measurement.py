@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from decodekit.runs import first_difference
+
 __all__ = ["Contender", "Measurement", "Run", "measure"]
 
 
@@ -49,7 +51,7 @@ class Measurement:
         category: The prompt's category.
         contender: The contender's name.
         repeat: Which time, from 0.
-        equal: Whether the tokens are those of the first contender on this prompt.
+        equal: Whether the tokens are those of the reference contender on this prompt.
         run: What was measured.
     """
 
@@ -65,17 +67,19 @@ def measure(
     contenders: list[Contender],
     prompts: list[tuple[str, str, list[int]]],
     *,
+    reference: str,
     max_new_tokens: int,
     repeats: int,
 ) -> Iterator[Measurement]:
-    """Yield measurements in turns: for each prompt each contender once, in a rotating order.
+    """Yield measurements in turns: for each prompt each contender once, in an order that changes.
 
     Each contender is warmed up first. What a machine does in the background then hits all alike,
     and the report compares contenders prompt by prompt.
 
     Args:
-        contenders: What is compared; the first gives the tokens that the others should give.
+        contenders: What is compared.
         prompts: Id, category and token ids of each.
+        reference: The name of the contender that gives the tokens that the others should give.
         max_new_tokens: Most new tokens.
         repeats: Times that each prompt is run.
     """
@@ -83,18 +87,29 @@ def measure(
         contender.run(prompts[0][2], min(8, max_new_tokens))
     for repeat in range(repeats):
         for number, (name, category, ids) in enumerate(prompts):
-            shift = (number + repeat) % len(contenders)
             runs = {
                 contender.name: contender.run(ids, max_new_tokens)
-                for contender in [*contenders[shift:], *contenders[:shift]]
+                for contender in _in_turn(contenders, number + repeat)
             }
-            expected = runs[contenders[0].name].tokens
+            expected = runs[reference].tokens
             for contender in contenders:
+                run = runs[contender.name]
                 yield Measurement(
                     prompt=name,
                     category=category,
                     contender=contender.name,
                     repeat=repeat,
-                    equal=runs[contender.name].tokens == expected,
-                    run=runs[contender.name],
+                    equal=first_difference(expected, run.tokens) is None,
+                    run=run,
                 )
+
+
+def _in_turn(contenders: list[Contender], turn: int) -> list[Contender]:
+    """Return the contenders in the order of a turn.
+
+    The order rotates, so that each has every place equally often, and after each round it is turned
+    around, so that none always runs right after the same one.
+    """
+    rounds, shift = divmod(turn, len(contenders))
+    order = [*contenders[shift:], *contenders[:shift]]
+    return order[::-1] if rounds % 2 else order

@@ -1,62 +1,100 @@
-"""From measurements to a table: medians, and ratios taken prompt by prompt."""
+"""The tables of a benchmark: speed with intervals, by category and in all, and equal tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from decodekit.bench.measurement import Measurement
+from decodekit.bench.summary import (
+    Summary,
+    categories_of,
+    prompts_of,
+    reference_of,
+    summarize,
+)
 from decodekit.table import render_table
 
-__all__ = ["render"]
+__all__ = ["ENOUGH_PROMPTS", "render"]
+
+ENOUGH_PROMPTS = 5
+"""Prompts of a category from which an interval says something."""
+
+_SHOWN = 5  # differences that are listed one by one
 
 
-def render(measurements: Sequence[Measurement]) -> str:
-    """Return the tables: all prompts, then one per category if there are several.
+def render(measurements: Sequence[Measurement], *, reference: str | None = None) -> str:
+    """Return the tables: all prompts, then one per category if there are several, then tokens.
 
-    ``ratio`` is the median over prompts of the first contender's seconds over this one's: how many
-    times as fast it is. ``tokens/step`` and ``rows/step`` are totals over totals.
+    ``ratio`` is how many times as fast as the reference a contender is; see ``summarize``.
+    ``tokens/step`` and ``rows/step`` are totals over totals.
+
+    Args:
+        measurements: What was measured.
+        reference: The contender that the others are compared with; None for the first.
+
+    Raises:
+        KeyError: There is no such contender; see ``reference_of``.
     """
     if not measurements:
         return "nothing was measured"
-    categories = list(dict.fromkeys(m.category for m in measurements))
-    parts = [_table("all", measurements)]
-    if len(categories) > 1:
+    base = reference_of(measurements, reference)
+    groups = {
+        name: [m for m in measurements if m.category == name]
+        for name in categories_of(measurements)
+    }
+    whole = summarize(measurements, reference=base)
+    parts = [_speed("all", whole, measurements)]
+    if len(groups) > 1:
         parts += [
-            _table(name, [m for m in measurements if m.category == name]) for name in categories
+            _speed(name, summarize(group, reference=base), group) for name, group in groups.items()
         ]
+    parts += [_tokens(base, whole)]
+    few = [name for name, group in groups.items() if prompts_of(group) < ENOUGH_PROMPTS]
+    if few:
+        parts.append(
+            f"fewer than {ENOUGH_PROMPTS} prompts in {', '.join(few)}: an interval from so few is "
+            "too narrow"
+        )
     return "\n\n".join(parts)
 
 
-def _place(measurement: Measurement) -> tuple[str, str, int]:
-    """Return what the measurements of all contenders on one prompt have in common."""
-    return measurement.category, measurement.prompt, measurement.repeat
-
-
-def _table(title: str, measurements: Sequence[Measurement]) -> str:
-    names = list(dict.fromkeys(m.contender for m in measurements))
-    base = {_place(m): m.run.seconds for m in measurements if m.contender == names[0]}
-    prompts = len({(m.category, m.prompt) for m in measurements})
-    rows = [
-        [f"{title} ({prompts} prompts)", "tokens/s", "ratio", "tokens/step", "rows/step", "equal"]
-    ]
-    for name in names:
-        own = [m for m in measurements if m.contender == name]
-        tokens = sum(len(m.run.tokens) for m in own)
-        steps = sum(m.run.steps for m in own)
-        timed = [m for m in own if m.run.seconds > 0]
-        speed = median([len(m.run.tokens) / m.run.seconds for m in timed] or [0.0])
-        ratio = median([base[_place(m)] / m.run.seconds for m in timed] or [1.0])
-        rows_known = [m for m in own if m.run.rows_per_step is not None]
-        mean_rows = sum((m.run.rows_per_step or 0.0) * m.run.steps for m in rows_known)
+def _speed(title: str, summaries: Sequence[Summary], measurements: Sequence[Measurement]) -> str:
+    head = f"{title} ({prompts_of(measurements)} prompts)"
+    rows = [[head, "tokens/s", "ratio", "95 % interval", "tokens/step", "rows/step", "equal"]]
+    for one in summaries:
+        interval = "-"
+        if one.interval is not None:
+            interval = f"{one.interval.low:.2f} to {one.interval.high:.2f}"
         rows.append(
             [
-                name,
-                f"{speed:.1f}",
-                f"{ratio:.2f}",
-                f"{tokens / steps:.2f}" if steps else "-",
-                f"{mean_rows / steps:.1f}" if rows_known and steps else "-",
-                f"{sum(m.equal for m in own)}/{len(own)}",
+                one.contender,
+                f"{one.tokens_per_second:.1f}",
+                _number(one.ratio, 2),
+                interval,
+                _number(one.tokens_per_step, 2),
+                _number(one.rows_per_step, 1),
+                f"{one.prompts - len(one.differences)}/{one.prompts}",
             ]
         )
     return render_table(rows)
+
+
+def _tokens(reference: str, summaries: Sequence[Summary]) -> str:
+    """Return who gave other tokens than the reference, on which prompts, and from where on."""
+    if not any(one.differences for one in summaries):
+        return f"every contender gave the tokens of {reference} on every prompt"
+    rows = [[f"tokens of {reference}", "prompts", "different", "first different token (prompt)"]]
+    for one in summaries:
+        if one.contender == reference:
+            continue
+        places = [f"{apart.token} ({apart.prompt})" for apart in one.differences[:_SHOWN]]
+        if len(one.differences) > _SHOWN:
+            places.append(f"{len(one.differences) - _SHOWN} more")
+        rows.append(
+            [one.contender, str(one.prompts), str(len(one.differences)), ", ".join(places) or "-"]
+        )
+    return render_table(rows)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

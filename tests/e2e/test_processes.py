@@ -93,3 +93,27 @@ def test_a_hub_model_without_a_network_is_one_line_within_seconds(tmp_path: Path
     assert done.returncode == 1
     assert done.stderr.startswith("decodekit: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads are pinned on Linux")
+@pytest.mark.parametrize("pin", [True, False])
+def test_a_job_that_measures_time_pins_its_threads(tmp_path: Path, pin: bool) -> None:
+    output = tmp_path / "curve.json"
+    process = start(
+        "job=profile",
+        "profile.rows=[1,2]",
+        "profile.contexts=[8]",
+        "profile.repeats=1",
+        f"profile.output={output}",
+        f"profile.pin={str(pin).lower()}",
+        cwd=tmp_path,
+    )
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    machine = json.loads(output.read_text(encoding="utf-8"))["machine"]
+    assert machine["openmp"].get("OMP_PROC_BIND") == ("close" if pin else None)
+    if pin:
+        assert machine["threads"] == len(machine["openmp"]["OMP_PLACES"].split(","))
+        assert len(machine["main_thread_cpus"]) == 1
+    else:
+        assert machine["main_thread_cpus"] == sorted(os.sched_getaffinity(0))

@@ -19,6 +19,7 @@ LAYERS = [
     # may import each other; "strategies", "backends" and "adapters" hold siblings that may not.
     ["errors"],
     ["tree", "pool", "text", "registry", "params", "table", "signals", "noise"],
+    ["bootstrap", "runs", "output_files", "pinning", "machine"],
     ["stopping", "mask"],
     ["plan", "observers"],
     ["interfaces"],
@@ -44,7 +45,8 @@ LAYERS = [
     ["margin", "testing.*"],
     ["certificate"],
     ["generate"],
-    ["bench.*", "certify"],
+    ["bench.*", "profile.*", "certify"],
+    ["stored"],
     ["cli"],
     ["__main__", "bench.__main__"],
 ]
@@ -89,7 +91,9 @@ OTHER_PACKAGES = {
         "stream",
         "models",
         "execution",
+        "machine",
         "bench",
+        "profile",
         "certificate",
         "margin",
         "factory",
@@ -231,7 +235,8 @@ def test_the_testing_kit_needs_no_pytest() -> None:
 def test_the_types_of_a_step_need_no_torch() -> None:
     code = (
         "import sys, decodekit.tree, decodekit.pool, decodekit.text, decodekit.stopping, "
-        "decodekit.registry, decodekit.cli; print('torch' in sys.modules)"
+        "decodekit.registry, decodekit.cli, decodekit.profile, decodekit.stored; "
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from decodekit import Decoder
-from decodekit.certificate import TOLERANCES, Divergence, compare, first_difference
+from decodekit.certificate import TOLERANCES, Divergence, compare
 from decodekit.interfaces import Accepted, Budget, Proposal, StepOutcome
 from decodekit.params import SamplingParams
 from decodekit.plan import StepPlan
+from decodekit.runs import first_difference
 from decodekit.strategies.autoregressive import Autoregressive
 from decodekit.tree import TokenTree
 from tests.fakes import PieceTokenizer, ToyAdapter, ToyCache, plain_decode

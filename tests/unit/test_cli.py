@@ -150,7 +150,10 @@ def test_a_closed_pipe_is_no_traceback(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("job", "module"), [("generate", "generate"), ("bench", "bench.run")])
+@pytest.mark.parametrize(
+    ("job", "module"),
+    [("generate", "generate"), ("bench", "bench.run"), ("profile", "profile.run")],
+)
 def test_each_job_goes_to_its_module(
     job: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,14 +171,16 @@ def test_each_job_goes_to_its_module(
 @pytest.mark.parametrize(
     ("module", "words"),
     [("decodekit", ["seed=1"]), ("decodekit.bench", ["job=bench", "seed=1"])],
+    ids=["decodekit", "bench"],
 )
 def test_the_package_can_be_run(
     module: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
 
-    def dispatch(arguments: list[str]) -> int:
+    def dispatch(arguments: list[str], *, is_program: bool) -> int:
         seen.append(arguments)
+        assert is_program
         return 3
 
     monkeypatch.setattr(cli, "_dispatch", dispatch)
@@ -184,3 +189,48 @@ def test_the_package_can_be_run(
         runpy.run_module(module, run_name="__main__")
     assert caught.value.code == 3
     assert seen == [words]
+
+
+def test_a_stored_benchmark_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def report(arguments: list[str]) -> int:
+        seen.append(arguments)
+        return 0
+
+    monkeypatch.setattr("decodekit.stored.run_report", report)
+    assert main(["report", "a=b.jsonl"]) == 0
+    monkeypatch.setattr(sys, "argv", ["bench", "report", "c.jsonl"])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("decodekit.bench", run_name="__main__")
+    assert caught.value.code == 0
+    assert seen == [["a=b.jsonl"], ["c.jsonl"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "pinned"),
+    [
+        (["job=bench"], True),
+        (["job=profile"], True),
+        (["job=bench", "bench.pin=false"], False),
+        (["job=profile", "profile.pin=false"], False),
+        (["job=generate"], False),
+        (["job=bench", "--cfg"], False),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
+)
+def test_only_a_program_that_measures_time_is_started_anew(
+    words: list[str],
+    pinned: bool,
+    jobs: list[RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    restarts: list[None] = []
+    monkeypatch.setattr(cli, "restart_pinned", lambda: restarts.append(None))
+    assert main(words) == 0
+    assert restarts == []  # whoever calls main() with words has a process of their own
+    assert main(words, is_program=True) == 0
+    assert len(restarts) == int(pinned)
+    monkeypatch.setattr(sys, "argv", ["decodekit", *words])
+    assert main() == 0
+    assert len(restarts) == 2 * int(pinned)

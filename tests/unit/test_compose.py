@@ -178,6 +178,28 @@ def test_a_list_that_is_none_is_named_with_the_fix(setting: str) -> None:
     assert str(caught.value) == f"{key} must be a list: {key}=[...]"
 
 
+def test_a_profile_looks_at_the_rest() -> None:
+    config = compose_config(
+        [
+            "job=profile",
+            "backend=eager",
+            "adapter=hf",
+            "dtype=bfloat16",
+            "execution=eager",
+            "prefill_chunk=8",
+            "strategy=lookahead",
+            "verifier=exact_match",
+            "sampling=greedy",
+            "profile.rows=[1,3]",
+            "profile.contexts=[5]",
+            "profile.output=a=b, [c].json",
+            "profile.tree=chain",
+        ]
+    )
+    assert (config.profile.rows, config.profile.contexts) == ([1, 3], [5])
+    assert (config.profile.output, config.profile.tree) == ("a=b, [c].json", "chain")
+
+
 def test_a_bias_by_token() -> None:
     config = compose_config(["sampling.logit_bias.5=100", "sampling.logit_bias.7=-2.5"])
     assert config.sampling.logit_bias == {5: 100.0, 7: -2.5}
@@ -193,7 +215,13 @@ def test_a_number_of_any_length_is_no_traceback() -> None:
     [
         ("verify", ["compare=true", "logprobs=2"]),
         ("bench", ["prompt=x", "prompt_file=x", "stop=x", "stop_token_ids=[3]", "compare=true"]),
-        ("bench", ["constraint.regex=a", "format=json", "logprobs=1"]),
+        ("bench", ["constraint.regex=a", "format=json", "logprobs=1", "profile.repeats=3"]),
+        ("generate", ["profile.repeats=3"]),
+        ("verify", ["profile.output=x"]),
+        ("profile", ["prompt=x", "stop=x", "stop_token_ids=[3]", "compare=true", "format=json"]),
+        ("profile", ["strategy=jacobi", "strategy.window_size=4", "verifier=rejection"]),
+        ("profile", ["sampling.top_k=3", "max_new_tokens=3", "chat=false"]),
+        ("profile", ["bench.limit=3", "verify.limit=3"]),
     ],
 )
 def test_a_setting_that_its_job_does_not_look_at_is_refused(job: str, settings: list[str]) -> None:
@@ -396,7 +424,7 @@ def test_built_ins_and_files_are_the_same_names() -> None:
         ),
         ("sampling.top_p=2", "top_p must be in (0, 1], not 2.0", "top_p"),
         ("bench.repeats=0", "repeats must be 1 or more, not 0", "bench.repeats"),
-        ("job=train", "job must be generate or bench or verify, not 'train'", "job"),
+        ("job=train", "job must be generate, bench, profile or verify, not 'train'", "job"),
         ("device=${nope}", "device: Interpolation key 'nope' not found", "device"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decodekit.config import BenchConfig, DecoderConfig, ModelConfig, RunConfig
+from decodekit.config import BenchConfig, DecoderConfig, ModelConfig, ProfileConfig, RunConfig
 from decodekit.errors import ConfigError
 from decodekit.params import SamplingParams
 from decodekit.strategies.lookahead import LookaheadConfig
@@ -34,7 +34,7 @@ def test_two_configs_share_nothing() -> None:
 
 
 def test_settings_are_given_by_name() -> None:
-    for config in (DecoderConfig, RunConfig, ModelConfig, BenchConfig):
+    for config in (DecoderConfig, RunConfig, ModelConfig, BenchConfig, ProfileConfig):
         assert all(field.kw_only for field in dataclasses.fields(config))
 
 
@@ -44,7 +44,12 @@ def test_settings_are_given_by_name() -> None:
         (DecoderConfig, "max_new_tokens", -1, "max_new_tokens must be 0 or more, not -1"),
         (DecoderConfig, "prefill_chunk", 0, "prefill_chunk must be 1 or more, not 0"),
         (RunConfig, "max_new_tokens", -5, "max_new_tokens must be 0 or more, not -5"),
-        (RunConfig, "job", "train", "job must be generate or bench or verify, not 'train'"),
+        (
+            RunConfig,
+            "job",
+            "train",
+            "job must be generate, bench, profile or verify, not 'train'",
+        ),
         (RunConfig, "format", "yaml", "format must be text or json, not 'yaml'"),
     ],
 )
@@ -60,6 +65,27 @@ def test_a_bench_repeats_at_least_once() -> None:
         BenchConfig(repeats=0)
     assert str(caught.value) == "repeats must be 1 or more, not 0"
     assert (caught.value.key, caught.value.value) == ("bench.repeats", 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rows", [], "rows must hold at least one number"),
+        ("rows", [0, 1], "rows must be 1 or more, not 0"),
+        ("rows", [1, 4, 2], "rows must ascend: profile.rows=[1,2,4]"),
+        ("rows", [1, 2, 2], "rows must ascend: profile.rows=[1,2]"),
+        ("rows", [1, 2.5], "rows must be a whole number, not 2.5"),
+        ("contexts", [-3], "contexts must be 1 or more, not -3"),
+        ("contexts", [64, 8], "contexts must ascend: profile.contexts=[8,64]"),
+        ("repeats", 0, "repeats must be 1 or more, not 0"),
+        ("tree", "bush", "tree must be window or chain, not 'bush'"),
+    ],
+)
+def test_a_profile_that_makes_no_sense_is_refused(key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ProfileConfig(**{key: value})
+    assert str(caught.value) == message
+    assert caught.value.key == f"profile.{key}"
 
 
 def test_no_tokens_is_a_budget() -> None:

@@ -1,0 +1,48 @@
+"""``decodekit report FILE``: the tables of a benchmark or of a profile that was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from decodekit.bench.report import render as render_bench
+from decodekit.bench.stored import read_measurements
+from decodekit.errors import ConfigError, nearest
+from decodekit.profile.record import is_record, read_record
+from decodekit.profile.report import render as render_profile
+
+__all__ = ["run_report"]
+
+
+def run_report(arguments: Sequence[str]) -> int:
+    """Print the tables of a stored file.
+
+    Args:
+        arguments: A ``bench.output``, perhaps with ``reference=NAME``; or a ``profile.output``.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        ConfigError: The file cannot be read, or there is no such contender.
+    """
+    files = [one for one in arguments if not one.startswith("reference=")]
+    given = [one.partition("=")[2] for one in arguments if one.startswith("reference=")]
+    if len(files) != 1 or len(given) > 1:
+        raise ConfigError("give one file: decodekit report FILE [reference=NAME]")
+    (path,) = files
+    if is_record(path):
+        if given:
+            raise ConfigError(f"{path} is a profile, which has no reference", key="reference")
+        print(render_profile(read_record(path)))
+        return 0
+    header, measurements = read_measurements(path)
+    reference = given[0] if given else header.get("reference")
+    try:
+        print(render_bench(measurements, reference=reference))
+    except KeyError as error:
+        (names,) = error.args
+        raise ConfigError(
+            f"the reference {reference!r} is no contender: {nearest(str(reference), names)}",
+            key="reference",
+        ) from error
+    return 0
