@@ -3,16 +3,20 @@
 The rows of a guessed tree lie in other places than the same tokens committed one by one, and fast
 kernels add up a row's keys in an order that depends on places and on the number of rows. In half
 precision the last bit of that sum decides now and then which way an element is rounded, and some
-tokens later the text is another one. Here everything is added up in float64: what the order changes
-there is some billion times smaller than a rounding step of half precision, so that in practice the
-rounded results are the same bits. That reproducibility is a matter of kernels that do not depend on
+tokens later the text is another one. Reproducibility as a matter of kernels that do not depend on
 the batch: He et al., "Defeating Nondeterminism in LLM Inference" (2025).
 
-A long prompt is left to torch's kernel: its rows come in the same calls whatever is guessed below
-it.
+- The last keys of a row, and all of a short text, are added up in float64. What the order changes
+  there is some billion times smaller than a rounding step of half precision, so that in practice
+  the rounded results are the same bits.
+- In half precision on a CPU, keys far enough behind a row, the *settled* ones, are left to torch's
+  flash kernel. How many they are follows from the row's position alone, they are committed, and so
+  in place, whatever is guessed, and the kernel gives a row the same bits for every number of rows
+  but some that are avoided here. The two parts are merged by their log-sum-exp.
+- So is a long prompt: its rows come in the same calls whatever is guessed below it.
 
-Shapes: B batch, H query heads, K kv heads, G = H / K, R rows, P prefix, L leading rows, S keys,
-D head dim.
+Shapes: B batch, H query heads, K kv heads, G = H / K, R rows, r some of them, L leading rows,
+S keys, P settled keys, D head dim.
 """
 
 from __future__ import annotations
@@ -24,6 +28,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from decodekit.backends.flash_kernels import select_kernel
+from decodekit.backends.layout import rows_in_one_piece
+from decodekit.backends.merge import merge_parts
+from decodekit.backends.wide import wide_attention
 from decodekit.errors import BackendError
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
 
@@ -32,25 +40,43 @@ __all__ = ["InvariantBackend"]
 _LONG = 16
 """More leading rows than this are a prompt."""
 
-_BLOCK = 64
-"""Rows whose float64 scores are held at once."""
+_DEEP = 64
+"""Keys that a row of a step has behind it at least that are not settled; trees may be as deep."""
+
+_SETTLED = 256
+"""Keys are settled so many at a time."""
+
+_CALL = 128
+"""Most rows in a call of the flash kernel, which takes 32 of them at a time."""
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
-class _Lead:
-    """The rows of a prompt: how many, their keys, and their mask [L, S], None if it is causal."""
+class _Group:
+    """Rows of a sequence with as many settled keys: their places, P, and a mask [1, 1, r, S - P]."""
 
-    rows: int
+    rows: slice | Tensor
+    settled: int
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """One sequence: L leading rows with their keys and their mask [L, S], None if causal."""
+
+    lead: int
     keys: int
     mask: Tensor | None
+    groups: tuple[_Group, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    """For each sequence its prompt's rows, if any, and the mask [B, 1, R, S] to add in float64."""
+    """The mask to add, [B, 1, R, S] in float64, and the parts, if there are any to be made."""
 
-    leads: tuple[_Lead | None, ...]
     mask: Tensor
+    parts: tuple[_Parts, ...] | None
 
 
 class InvariantBackend:
@@ -66,9 +92,7 @@ class InvariantBackend:
         dtype: torch.dtype,
         device: torch.device,
     ) -> _Lowered:
-        """Return the masks as an additive tensor, and which rows are a prompt's.
-
-        See ``MaskBuilder.lower``.
+        """Return the masks to be added, and which rows go which way; see ``MaskBuilder.lower``.
 
         Raises:
             BackendError: The device has no float64.
@@ -79,11 +103,16 @@ class InvariantBackend:
                 backend=self.name,
             )
         visible = pad_masks(list(masks), window=window, device=device)
-        leads = tuple(
-            _lead(mask, visible[index], window=window, dtype=dtype)
+        wide = bool_to_additive(visible, torch.float64)[:, None]
+        settles = device.type == "cpu" and dtype in _HALF
+        parts = tuple(
+            _parts(mask, visible[index], wide[index : index + 1], window, dtype, settles=settles)
             for index, mask in enumerate(masks)
         )
-        return _Lowered(leads, bool_to_additive(visible, torch.float64)[:, None])
+        plain = all(
+            not one.lead and not any(group.settled for group in one.groups) for one in parts
+        )
+        return _Lowered(wide, None if plain else parts)
 
     def attend(
         self,
@@ -97,91 +126,96 @@ class InvariantBackend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Return the attention output [B, R, H, D]; see ``AttentionBackend.attend``."""
-        if softcap is not None or sinks is not None or not any(lowered.leads):
-            return _exact(
+        special = softcap is not None or sinks is not None or query.shape[-1] != value.shape[-1]
+        if lowered.parts is None or special:
+            output, _ = wide_attention(
                 query, key, value, lowered.mask, scale=scale, softcap=softcap, sinks=sinks
             )
-        outputs = []
+            return output.to(query.dtype).transpose(1, 2)
+        query, key, value = (rows_in_one_piece(states) for states in (query, key, value))
+        output = torch.zeros_like(query)
         # One by one: a prompt's result must not depend on which others it is run with.
-        for index, lead in enumerate(lowered.leads):
-            at = slice(index, index + 1)
-            rows = 0 if lead is None else lead.rows
-            tail = _exact(
-                query[at, :, rows:], key[at], value[at], lowered.mask[at, :, rows:], scale=scale
-            )
-            if lead is not None:
-                head = scaled_dot_product_attention(
-                    query[at, :, :rows],
-                    key[at, :, : lead.keys],
-                    value[at, :, : lead.keys],
-                    attn_mask=lead.mask,
-                    is_causal=lead.mask is None,
+        for index, parts in enumerate(lowered.parts):
+            q, k, v = (states[index : index + 1] for states in (query, key, value))
+            if parts.lead:
+                output[index, :, : parts.lead] = scaled_dot_product_attention(
+                    q[:, :, : parts.lead],
+                    k[:, :, : parts.keys],
+                    v[:, :, : parts.keys],
+                    attn_mask=parts.mask,
+                    is_causal=parts.mask is None,
                     scale=scale,
-                    enable_gqa=query.shape[1] != key.shape[1],
-                ).transpose(1, 2)
-                tail = torch.cat([head, tail], dim=1)
-            outputs.append(tail)
-        return torch.cat(outputs)
+                    enable_gqa=q.shape[1] != k.shape[1],
+                )[0]
+            for group in parts.groups:
+                output[index, :, group.rows] = _attend(q[:, :, group.rows], k, v, group, scale)[0]
+        return output.transpose(1, 2)
 
 
-def _lead(
-    mask: TreeMask, visible: Tensor, *, window: int | None, dtype: torch.dtype
-) -> _Lead | None:
-    """Return the prompt's rows of one sequence whose mask is ``visible`` [R, S]."""
-    rows = mask.lead
-    if rows <= _LONG:
-        return None
-    keys = mask.prefix + rows
-    causal = mask.prefix == 0 and (window is None or rows <= window)
-    return _Lead(
-        rows, keys, None if causal else bool_to_additive(visible[:rows, :keys].clone(), dtype)
+def _parts(
+    mask: TreeMask,
+    visible: Tensor,
+    wide: Tensor,
+    window: int | None,
+    dtype: torch.dtype,
+    *,
+    settles: bool,
+) -> _Parts:
+    """Return the parts of one sequence.
+
+    Args:
+        mask: What its rows see.
+        visible: The same, [R, S], padded to the widest sequence.
+        wide: The same to be added, [1, 1, R, S].
+        window: The layers' sliding window.
+        dtype: Of queries, keys and values.
+        settles: Whether keys are settled at all.
+    """
+    lead = mask.lead if mask.lead > _LONG else 0
+    keys = mask.prefix + lead
+    lead_mask = None
+    if lead and (mask.prefix or (window is not None and lead > window)):
+        lead_mask = bool_to_additive(visible[:lead, :keys], dtype)
+    if window is not None and max(mask.positions) >= window:
+        settles = False  # what a window hides would have to be left out of the dense part
+    by_settled: dict[int, list[int]] = {}
+    for row in range(lead, mask.rows):
+        far = min(mask.positions[row] - _DEEP, mask.prefix) if settles else 0
+        by_settled.setdefault(max(far, 0) // _SETTLED * _SETTLED, []).append(row)
+    groups = []
+    for settled, rows in by_settled.items():
+        whole = len(by_settled) == 1
+        at = slice(lead, mask.rows) if whole else torch.tensor(rows, device=wide.device)
+        groups.append(_Group(at, settled, wide[:, :, at, settled:]))
+    return _Parts(lead, keys, lead_mask, tuple(groups))
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, group: _Group, scale: float) -> Tensor:
+    """Return the output [1, H, r, D] of a group's rows."""
+    settled = group.settled
+    output, log = wide_attention(
+        query, key[:, :, settled:], value[:, :, settled:], group.mask, scale=scale
     )
+    if settled:
+        dense = _dense(query, key[:, :, :settled], value[:, :, :settled], scale=scale)
+        output = merge_parts([(output, log), dense])
+    return output.to(query.dtype)
 
 
-def _exact(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Return the attention output [B, R, H, D], added up in float64, block of rows by block."""
-    batch, heads, rows, _ = query.shape
-    key, value = key.to(torch.float64), value.to(torch.float64)
-    output = query.new_empty((batch, rows, heads, value.shape[-1]))
-    for start in range(0, rows, _BLOCK):
-        at = slice(start, start + _BLOCK)
-        output[:, at] = _block(
-            query[:, :, at], key, value, mask[:, :, at], scale=scale, softcap=softcap, sinks=sinks
-        )
-    return output
+def _dense(query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+    """Return output [1, H, r, D] and log-sum-exp [1, H, r] of rows that see all of the keys.
 
-
-def _block(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    *,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Return the output [B, R, H, D] of some rows for keys and values in float64."""
+    Torch's kernel gives a row the same bits in every call but those whose last rows, of those that
+    it takes at a time, are one to three: such calls get more rows.
+    """
+    kernel = select_kernel(query.device)
     batch, heads, rows, width = query.shape
-    kv_heads = key.shape[1]
-    # The rows of all query heads that share a kv head are one matrix: keys are never repeated.
-    folded = query.to(torch.float64).reshape(batch, kv_heads, -1, width)
-    scores_BHRS = (folded @ key.transpose(-1, -2)).view(batch, heads, rows, -1).mul_(scale)
-    if softcap is not None:
-        scores_BHRS = scores_BHRS.div_(softcap).tanh_().mul_(softcap)
-    scores_BHRS += mask
-    if sinks is not None:
-        column = sinks.to(torch.float64).view(1, heads, 1, 1).expand(batch, -1, rows, 1)
-        scores_BHRS = torch.cat([scores_BHRS, column], dim=-1)
-    weights = scores_BHRS.softmax(dim=-1)[..., : key.shape[2]]
-    out = weights.reshape(batch, kv_heads, -1, key.shape[2]) @ value
-    return out.view(batch, heads, rows, -1).transpose(1, 2)
+    folded = query.reshape(batch, key.shape[1], -1, width)
+    count = folded.shape[2]
+    if 0 < count % 32 < 4:
+        more = folded[:, :, -1:].expand(-1, -1, 4 - count % 32, -1)
+        folded = torch.cat([folded, more], dim=2)
+    calls = [kernel(part, key, value, scale=scale) for part in torch.split(folded, _CALL, 2)]
+    output = torch.cat([output for output, _ in calls], dim=2)[:, :, :count]
+    log = torch.cat([log for _, log in calls], dim=2)[:, :, :count]
+    return output.reshape(batch, heads, rows, -1), log.reshape(batch, heads, rows)

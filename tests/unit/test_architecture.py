@@ -25,7 +25,7 @@ LAYERS = [
     ["interfaces"],
     ["row_storage", "model_facts", "execution.*"],
     ["sampling", "runner", "trial", "processors", "constraint", "scores"],
-    ["backends.layout", "backends.merge"],
+    ["backends.layout", "backends.merge", "backends.wide"],
     ["backends.flash_kernels", "backends.triton_kernels"],
     ["backends.triton_tiles", "backends.triton_timing"],
     ["strategies", "backends", "adapters"],
