@@ -21,7 +21,54 @@ from torch import Tensor, nn
 from decodekit.errors import ConfigError
 from decodekit.execution.fused import fused_linear
 
-__all__ = ["PackedLinear", "PackedRows", "can_pack", "can_pack_model", "pack_linears"]
+__all__ = [
+    "PackedLinear",
+    "PackedRows",
+    "can_pack",
+    "can_pack_model",
+    "pack_linears",
+    "packed_linear",
+]
+
+
+def _run(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+    return output
+
+
+def packed_linear(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    """Return ``states @ weight.T + bias``, in a form that torch can compile.
+
+    Torch's compiler takes the private operator only with weights that are constants of the compiled
+    code, one copy of it per layer. Behind an operator of our own a packed weight is an argument.
+
+    Args:
+        states: [..., in].
+        packed: ``PackedLinear.packed``.
+        bias: [out], or None.
+        out: The number of outputs.
+    """
+    if not torch.compiler.is_compiling():
+        return _run(states, packed, bias)
+    output: Tensor = torch.ops.decodekit.packed_linear(states, packed, bias, out)
+    return output
+
+
+def _real(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    return _run(states, packed, bias)
+
+
+def _fake(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    """Return a tensor of the right shape, by which the compiler plans."""
+    return states.new_empty((*states.shape[:-1], out))
+
+
+_library = torch.library.Library("decodekit", "DEF")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "packed_linear(Tensor states, Tensor packed, Tensor? bias, int out) -> Tensor"
+)
+_library.impl("packed_linear", _real, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("decodekit::packed_linear", _fake, lib=_library)
 
 
 class PackedLinear(nn.Module):
@@ -35,15 +82,12 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.plain_bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: Tensor) -> Tensor:
         """Return ``states @ weight.T + bias`` for states [..., in_features]."""
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(
-            states, self._packed, self._bias, "none", [], ""
-        )
-        return output
+        return _run(states, self.packed, self.plain_bias)
 
     def extra_repr(self) -> str:
         """Return what ``print(model)`` shows of the layer."""

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from decodekit.execution.fused import fuse_linears
-from decodekit.execution.packed import PackedRows
+from decodekit.execution.packed import PackedLinear, PackedRows, packed_linear
 
-__all__ = ["LayerWeights", "Projection", "layer_weights", "projection"]
+__all__ = ["LayerWeights", "Projection", "layer_weights", "project", "projection"]
 
-Projection = Callable[[Tensor], Tensor]
-"""A linear map of states [..., in] to [..., out]."""
+
+class _Part(NamedTuple):
+    """A linear layer without its module, so that compiled code is the same for all layers.
+
+    Attributes:
+        weight: [out, in], or what ``PackedLinear`` made of it.
+        bias: [out], or None.
+        packed: The number of outputs of a packed weight; 0 for a plain one.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    packed: int
+
+
+Projection: TypeAlias = tuple[_Part, ...]
+"""A linear map of states [..., in] to [..., out]: the outputs of its parts, side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ class LayerWeights:
     out: Projection
     mlp_norm: Tensor
     gate_up: Projection
-    activation: Projection
+    activation: Callable[[Tensor], Tensor]
     down: Projection
 
 
@@ -79,17 +93,26 @@ def projection(module: Any) -> Projection:
     """Return what a linear layer computes, without the overhead of calling a module."""
     if type(module) is nn.Linear:
         bias = None if module.bias is None else module.bias.detach()
-        return partial(linear, weight=module.weight.detach(), bias=bias)
-    forward: Projection = module.forward
-    return forward
+        return (_Part(module.weight.detach(), bias, 0),)
+    assert isinstance(module, PackedLinear), "support.py lets no other class pass"
+    return (_Part(module.packed, module.plain_bias, module.out_features),)
+
+
+def project(projection: Projection, states: Tensor) -> Tensor:
+    """Return the outputs [..., out] for states [..., in]."""
+    outputs = [
+        packed_linear(states, weight, bias, packed) if packed else linear(states, weight, bias)
+        for weight, bias, packed in projection
+    ]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
 
 def _joint(modules: Sequence[Any]) -> Projection:
     """Return what linear layers compute side by side, as one layer."""
     first = modules[0]
     if isinstance(first, PackedRows):  # packed after they were fused: never one without the others
-        return first.whole.forward
+        return projection(first.whole)
     if all(type(module) is nn.Linear for module in modules):
         return projection(fuse_linears(modules))
-    parts = [projection(module) for module in modules]  # packed before anybody fused them
-    return lambda states: torch.cat([part(states) for part in parts], dim=-1)
+    # Packed before anybody fused them.
+    return tuple(part for module in modules for part in projection(module))
