@@ -8,6 +8,7 @@ runs as it is.
 from __future__ import annotations
 
 import time
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,7 +93,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def counting(graph: Any, inputs: Any) -> Any:
         _counts.compilations = _compilations() + 1
-        return inductor(graph, inputs)
+        with warnings.catch_warnings():  # of one part of torch about another
+            warnings.simplefilter("ignore")
+            return inductor(graph, inputs)
 
     compiled: Callable[..., Any] = torch.compile(
         function, backend=counting, fullgraph=True, dynamic=False

@@ -138,12 +138,12 @@ class LeanForward:
         turned, value = into_attention(layers[0], hidden, cos, sin, epsilon)
         count = len(hidden)
         padding, step = (0, between_attentions) if between is None else between.for_rows(count)
-        if padding:
+        if between is not None:
             # Rows that pad go through matrix products only, never into attention or the cache.
             hidden, cos, sin = (_padded(states, padding) for states in (hidden, cos, sin))
         for index, (layer, following) in enumerate(pairwise(layers)):
             output = attend(index, layer, turned[:count], value[:count])
-            output = _padded(output, padding) if padding else output
+            output = output if between is None else _padded(output, padding)
             hidden, turned, value = step(layer, following, hidden, output, cos, sin, epsilon)
         output = attend(len(layers) - 1, layers[-1], turned[:count], value[:count])
         return out_of_attention(layers[-1], hidden[:count], output, epsilon)
@@ -153,8 +153,13 @@ class LeanForward:
 
 
 def _padded(states: Tensor, rows: int) -> Tensor:
-    """Return ``states`` [N, ...] with so many rows of zeros behind them."""
-    return pad(states, (0, 0) * (states.ndim - 1) + (0, rows))
+    """Return ``states`` [N, ...] with so many rows of zeros behind them, contiguous.
+
+    Other strides, even those of a dimension of size 1, would be compiled for anew.
+    """
+    if rows:
+        return pad(states, (0, 0) * (states.ndim - 1) + (0, rows))
+    return states.reshape(-1).view(states.shape)
 
 
 def _heads(
