@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from decodekit.errors import ConfigError
 from decodekit.execution.fused import fused_linear
+from decodekit.execution.release import release_mapped, trim_heap
 
 __all__ = [
     "PackedLinear",
@@ -29,6 +30,8 @@ __all__ = [
     "pack_linears",
     "packed_linear",
 ]
+
+_MOST_TWICE = 0.25
 
 
 def _run(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -155,8 +158,10 @@ def pack_linears(model: nn.Module) -> int:
 
     A layer stays as it is where it is not on a CPU, where its dtype cannot be packed, or where it
     or its weight is of a class of its own, a quantised one for example. Weights that are tied to
-    another module, as an output head to the embedding, are held twice afterwards. Layers that were
-    fused (see ``decodekit.execution.fused``) are packed as the one layer that they are parts of.
+    another module, as an output head to the embedding, are held twice afterwards; a tied head of
+    over a quarter of the model's memory stays plain. What is replaced is let go layer by layer, so
+    that at most one layer is held twice. Layers that were fused (see
+    ``decodekit.execution.fused``) are packed as the one layer that they are parts of.
 
     Args:
         model: In evaluation mode; it cannot be trained or saved afterwards.
@@ -166,9 +171,12 @@ def pack_linears(model: nn.Module) -> int:
     """
     replaced = 0
     packed_before = any(isinstance(module, PackedLinear) for module in model.modules())
-    for parent in list(model.modules()):
-        for group in _groups(parent):
+    spared = _too_large_to_hold_twice(model)
+    # Without the linear layers themselves: a list of them would keep the weights of all.
+    for parent in [module for module in model.modules() if not isinstance(module, nn.Linear)]:
+        for group in _groups(parent, spared):
             _pack(parent, group)
+            trim_heap()
             replaced += len(group)
     if not replaced and not packed_before:
         raise ConfigError(
@@ -179,11 +187,25 @@ def pack_linears(model: nn.Module) -> int:
     return replaced
 
 
-def _groups(parent: nn.Module) -> Iterator[list[str]]:
-    """Yield the names of the children that can be packed: together where they are fused."""
+def _too_large_to_hold_twice(model: nn.Module) -> set[int]:
+    """Return the ids of the embeddings' weights that are over a quarter of the model's memory."""
+    most = _MOST_TWICE * sum(weight.nbytes for weight in model.parameters())
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return {id(one.weight) for one in embeddings if one.weight.nbytes > most}
+
+
+def _groups(parent: nn.Module, spared: set[int]) -> Iterator[list[str]]:
+    """Yield the names of the children that can be packed: together where they are fused.
+
+    Args:
+        parent: Of the children.
+        spared: The ids of weights that stay as they are.
+    """
     by_storage: dict[int, list[str]] = {}
     for name, child in parent.named_children():
-        if isinstance(child, nn.Linear) and _can_pack_layer(child):
+        if not isinstance(child, nn.Linear) or not _can_pack_layer(child):
+            continue
+        if id(child.weight) not in spared:
             by_storage.setdefault(child.weight.untyped_storage().data_ptr(), []).append(name)
     for names in by_storage.values():
         if fused_linear([getattr(parent, name) for name in names]) is not None:
@@ -197,6 +219,7 @@ def _pack(parent: nn.Module, names: list[str]) -> None:
     linears = [getattr(parent, name) for name in names]
     if len(linears) == 1:
         setattr(parent, names[0], PackedLinear(linears[0]))
+        release_mapped(linears[0].weight)
         return
     fused = fused_linear(linears)
     assert fused is not None
