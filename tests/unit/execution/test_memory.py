@@ -95,7 +95,7 @@ def test_packing_takes_little_more_than_the_weights(tmp_path: Path, adapter: str
     )
     weights, after, peak = json.loads(done.stdout.splitlines()[-1])
     assert weights > 250 * 2**20
-    assert after < peak < 1.35 * weights
+    assert after <= peak < 1.35 * weights
 
 
 @needs_packing
