@@ -111,18 +111,21 @@ def cuda_capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     It runs a few times on a stream of its own first: kernels choose their algorithms and libraries
     take their memory when they are first used, which a graph cannot record.
     """
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UPS):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = run()
+    device = run().device  # it need not be the current one
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = run()
 
     def replay() -> Tensor:
-        graph.replay()
+        with torch.cuda.device(device):
+            graph.replay()
         return output
 
     return replay

@@ -46,10 +46,10 @@ def decoder_of(adapter: LlamaAdapter, strategy: Any) -> Decoder:
 
 
 @pytest.mark.parametrize("asked", REQUESTS)
-@pytest.mark.parametrize("kind", ["llama", "llama-biased", "mistral", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
 def test_every_strategy_gives_the_tokens_of_free_passes(kind: str, asked: str) -> None:
     free, (fixed, calls) = plain(kind), recorded(kind)
-    for length in (1, 7, 2 * WINDOW + 5, 80):
+    for length in (1, 2 * WINDOW + 5, 80):
         options = {"max_new_tokens": 40, **REQUESTS[asked]}
         prompt = random_prompt(length)
         expected = decoder_of(free, "autoregressive").generate(prompt, **options).tokens
@@ -260,6 +260,8 @@ def test_a_pass_reads_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> 
         for plan in plans:
             made.load([plan], [plan.mask()])
             expected.append(made._logits().clone())
+            # A kernel may make NaN of a row that sees nothing, and leave it in the spare row.
+            assert all((mask == 0).any(-1).all() for mask in made._masks.values())
 
         def forbidden(*given: Any, **options: Any) -> Any:
             raise AssertionError("a graph cannot record this")
