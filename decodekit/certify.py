@@ -72,6 +72,7 @@ def run_verify(config: RunConfig) -> int:
             "model": config.model.path or config.model.name,
             "strategy": config.strategy.name,
             "adapter": decoder.adapter_name,
+            "execution": decoder.execution,
             "backend": getattr(config.backend, "name", config.backend),
             "reference_backend": config.verify.backend or getattr(config.backend, "name", None),
             "dtype": dtype_of(decoder),

@@ -24,7 +24,14 @@ from decodekit.factory import (
     prepare_execution,
 )
 from decodekit.foreign import check_streamer
-from decodekit.interfaces import ModelAdapter, NeedsTarget, Strategy, Verifier
+from decodekit.interfaces import (
+    Compilation,
+    HasExecution,
+    ModelAdapter,
+    NeedsTarget,
+    Strategy,
+    Verifier,
+)
 from decodekit.loop import StepRecord, decode
 from decodekit.params import SamplingParams
 from decodekit.plugins import new_observers
@@ -60,6 +67,7 @@ class Decoder:
         prefill_chunk: Most prompt tokens in one forward pass.
         chat: Whether a text prompt is wrapped in the chat template where a request does not say;
             None means if there is one.
+        execution: The way of execution that the model was prepared for, for reports.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class Decoder:
         max_new_tokens: int = 256,
         prefill_chunk: int = 512,
         chat: bool | None = None,
+        execution: str = "eager",
     ) -> None:
         require_at_least(max_new_tokens, 0, key="max_new_tokens")
         require_at_least(prefill_chunk, 1, key="prefill_chunk")
@@ -97,6 +106,7 @@ class Decoder:
         self.max_new_tokens = max_new_tokens
         self.prefill_chunk = prefill_chunk
         self.chat = getattr(tokenizer, "chat_template", None) is not None if chat is None else chat
+        self.execution = execution
         self._idle: list[LocalRunner] = []  # runners whose cache memory can be taken again
 
     @classmethod
@@ -135,7 +145,7 @@ class Decoder:
         strategy, verifier = build_strategy(config.strategy), build_verifier(config.verifier)
         model, tokenizer = load(config)
         adapter = build_adapter(model, adapter=config.adapter, backend=config.backend)
-        prepare_execution(model, config.execution)
+        execution = prepare_execution(model, config.execution, adapter)
         return cls(
             adapter,
             tokenizer,
@@ -145,6 +155,7 @@ class Decoder:
             max_new_tokens=config.max_new_tokens,
             prefill_chunk=config.prefill_chunk,
             chat=config.chat,
+            execution=execution,
         )
 
     @classmethod
@@ -174,7 +185,9 @@ class Decoder:
             backend: Likewise.
             execution: ``eager`` runs the linear layers as they are. ``packed`` packs them for the
                 CPU in place: faster, but the model can then neither be trained nor saved.
-                ``auto`` packs where that works.
+                ``compiled`` packs where that works and compiles what lies between the layers'
+                attention, ``graphs`` records passes on a GPU; both need ``adapter=llama``. ``auto``
+                packs on a CPU where that works, else it is ``eager``.
             chat: Whether a text prompt is wrapped in the chat template; here text is taken as it is
                 unless you say otherwise.
             settings: Further arguments of ``Decoder``.
@@ -202,13 +215,19 @@ class Decoder:
             chat=chat,
             **settings,
         )
-        prepare_execution(model, execution)  # last: it changes the model
+        # Last: it changes the model.
+        decoder.execution = prepare_execution(model, execution, decoder.adapter)
         return decoder
 
     @property
     def adapter_name(self) -> str:
         """The name of the adapter that runs the model: ``auto`` has picked one."""
         return str(getattr(self.adapter, "name", type(self.adapter).__name__))
+
+    @property
+    def compilation(self) -> Compilation | None:
+        """What ``execution=compiled`` has cost so far; None under any other."""
+        return self.adapter.compilation if isinstance(self.adapter, HasExecution) else None
 
     def with_strategy(self, strategy: Any, *, verifier: Any = None) -> Decoder:
         """Return a decoder over the same model with another strategy.
@@ -226,6 +245,7 @@ class Decoder:
             max_new_tokens=self.max_new_tokens,
             prefill_chunk=self.prefill_chunk,
             chat=self.chat,
+            execution=self.execution,
         )
 
     @overload

@@ -17,9 +17,11 @@ from decodekit.errors import (
     nearest,
     shortened,
 )
+from decodekit.execution.graphs import check_graphs
 from decodekit.execution.packed import can_pack_model, pack_linears
 from decodekit.interfaces import (
     AttentionBackend,
+    HasExecution,
     ModelAdapter,
     NGramPool,
     Strategy,
@@ -41,7 +43,7 @@ __all__ = [
     "prepare_execution",
 ]
 
-EXECUTIONS = ("auto", "eager", "packed")
+EXECUTIONS = ("auto", "eager", "packed", "compiled", "graphs")
 
 
 def load(config: DecoderConfig) -> tuple[Any, Any]:
@@ -87,10 +89,10 @@ def load(config: DecoderConfig) -> tuple[Any, Any]:
 
 
 def check_execution(mode: str) -> None:
-    """Check the name of a way of execution.
+    """Check the name of a way of execution, and that this machine has what it needs.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is none of that name, or it needs a GPU.
     """
     if mode not in EXECUTIONS:
         raise ConfigError(
@@ -98,27 +100,43 @@ def check_execution(mode: str) -> None:
             key="execution",
             value=mode,
         )
+    if mode == "graphs":
+        check_graphs()
 
 
-def prepare_execution(model: Any, mode: str) -> str:
+def prepare_execution(model: Any, mode: str, adapter: ModelAdapter | None = None) -> str:
     """Prepare a loaded model for a way of execution and return the one that was picked.
 
     Args:
-        model: Changed in place by ``packed``. One that is no ``torch`` module runs as it is.
-        mode: ``eager``, ``packed`` or ``auto``.
+        model: Changed in place by ``packed``, and by ``compiled`` where it can be packed. One that
+            is no ``torch`` module runs as it is.
+        mode: One of ``EXECUTIONS``. ``auto`` is ``packed`` for a model on a CPU that can be packed,
+            else ``eager``.
+        adapter: What runs the model; ``compiled`` and ``graphs`` are its business.
 
     Raises:
         ConfigError: The mode is unknown, or cannot work here.
     """
     check_execution(mode)
+    can_pack = can_pack_model(model)
     if mode == "auto":
-        mode = "packed" if can_pack_model(model) else "eager"
-    if mode == "packed":
-        if not isinstance(model, torch.nn.Module):
-            raise ConfigError(
-                "execution=packed needs a torch module; use execution=eager", key="execution"
-            )
+        mode = "packed" if can_pack else "eager"
+    if mode in ("compiled", "graphs") and not isinstance(adapter, HasExecution):
+        name = getattr(adapter, "name", type(adapter).__name__)
+        raise ConfigError(
+            f"execution={mode} needs adapter=llama (the LLaMA family), not {name}; "
+            "use execution=auto",
+            key="execution",
+            value=mode,
+        )
+    if mode == "packed" and not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            "execution=packed needs a torch module; use execution=eager", key="execution"
+        )
+    if mode == "packed" or (mode == "compiled" and can_pack):
         pack_linears(model)
+    if isinstance(adapter, HasExecution):
+        adapter.use_execution(mode if mode in ("compiled", "graphs") else "eager")
     return mode
 
 
@@ -211,7 +229,7 @@ class _Parts:
             error.args = (f"strategy.model: {error}",)
             raise
         adapter = build_adapter(loaded, adapter=config.adapter, backend=config.backend)
-        prepare_execution(loaded, config.execution)
+        prepare_execution(loaded, config.execution, adapter)
         return adapter, tokenizer
 
 

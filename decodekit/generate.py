@@ -208,9 +208,12 @@ def _record(
         "stats": stats_record(result),
         "model": config.model.name,
         "adapter": decoder.adapter_name,
+        "execution": decoder.execution,
         "strategy": asdict(config.strategy),
         "seed": config.sampling.seed,
     }
+    if decoder.compilation is not None:
+        record["compilation"] = asdict(decoder.compilation)
     if result.logprobs is not None:
         record["logprobs"] = [asdict(one) for one in result.logprobs]
     if baseline is not None:
@@ -227,13 +230,21 @@ def _summarize(
     config: RunConfig, decoder: Decoder, result: GenerationResult, baseline: _Baseline | None
 ) -> None:
     name = config.strategy.name
-    end = f" ({result.finish_reason}), adapter {decoder.adapter_name}"
+    end = f" ({result.finish_reason}), adapter {decoder.adapter_name}, {_execution(decoder)}"
     lines = ["", _line(name, result) + end]
     if baseline is not None:
         lines.append(_line("autoregressive", baseline.result))
         speedup = _speedup(result, baseline.result)
         lines.append(f"{name} is {speedup:.2f} times as fast, {_sameness(baseline.verdict)}")
     print("\n".join(lines), file=sys.stderr)
+
+
+def _execution(decoder: Decoder) -> str:
+    """Return the way of execution in words, with what compiling has cost."""
+    cost = decoder.compilation
+    if cost is None:
+        return f"execution {decoder.execution}"
+    return f"execution {decoder.execution} (compiled {cost.count} times, {cost.seconds:.1f} s)"
 
 
 def _sameness(verdict: Verdict) -> str:

@@ -26,6 +26,8 @@ __all__ = [
     "Accepted",
     "AttentionBackend",
     "Budget",
+    "Compilation",
+    "HasExecution",
     "HasHorizon",
     "KVCache",
     "MaskBuilder",
@@ -214,6 +216,40 @@ class HasHorizon(Protocol):
         """Return the number of positions that a pass over ``length`` committed tokens may use.
 
         None if it is ``max_positions``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What compiling has cost.
+
+    Attributes:
+        count: How often something was compiled.
+        seconds: How long the passes took that waited for it.
+    """
+
+    count: int
+    seconds: float
+
+
+@runtime_checkable
+class HasExecution(Protocol):
+    """A model adapter that can launch its passes in several ways."""
+
+    @property
+    def compilation(self) -> Compilation | None:
+        """What ``compiled`` has cost so far; None under any other way."""
+        ...
+
+    def use_execution(self, mode: str) -> None:
+        """Launch passes in another way from now on; caches made before must not be used again.
+
+        Args:
+            mode: ``eager``, ``compiled`` or ``graphs``.
+
+        Raises:
+            ConfigError: That way cannot work here.
         """
         ...
 

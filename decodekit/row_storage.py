@@ -27,6 +27,7 @@ class RowStorage:
         capacity: C, scratch rows included.
         key_rows: The backend's, if it has one; see ``AttentionBackend``. Rounds up the length of
             the views that attention reads.
+        spare: Rows in memory behind those of the capacity; nothing here touches them.
 
     Attributes:
         slabs: What ``add_slab`` has made.
@@ -34,14 +35,25 @@ class RowStorage:
     """
 
     def __init__(
-        self, *, batch: int, capacity: int, key_rows: Callable[[int], int] | None = None
+        self,
+        *,
+        batch: int,
+        capacity: int,
+        key_rows: Callable[[int], int] | None = None,
+        spare: int = 0,
     ) -> None:
         self.batch = batch
         self.capacity = capacity
+        self.spare = spare
         self._key_rows = key_rows or (lambda rows: rows)
         self.lengths = [0] * batch
         self.slabs: list[Tensor] = []
         self._ends: tuple[int, ...] = ()  # where the rows of the pass under way end
+
+    @property
+    def memory_rows(self) -> int:
+        """C as it is in memory, rounded up and with the spare rows."""
+        return self._key_rows(self.capacity) + self.spare
 
     def add_slab(
         self, count: int, *, heads: int, dim: int, dtype: torch.dtype, device: torch.device
@@ -51,7 +63,7 @@ class RowStorage:
         Raises:
             GenerationError: There is not enough memory; nothing was taken.
         """
-        shape = (count, self.batch, heads, self._key_rows(self.capacity), dim)
+        shape = (count, self.batch, heads, self.memory_rows, dim)
         try:
             # Zeros, not empty: padded rows of a ragged batch are masked, but 0 * NaN would be NaN.
             slab = torch.zeros(shape, dtype=dtype, device=device)

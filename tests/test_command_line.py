@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from decodekit import Decoder
 from decodekit.bench.contenders import _StrategyContender
@@ -16,6 +18,7 @@ from decodekit.bench.measurement import Run
 from decodekit.certificate import Divergence, Verdict
 from decodekit.cli import main
 from decodekit.errors import GenerationError
+from decodekit.execution.packed import can_pack
 from decodekit.stream import GenerationStream
 
 
@@ -46,6 +49,36 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
         assert part in err
     assert list(tmp_path.iterdir()) == []  # no outputs/, no logs
     assert Path.cwd() == tmp_path
+
+
+def test_the_summary_and_the_record_say_what_compiling_has_cost(
+    capsys: pytest.CaptureFixture[str], checkpoint: str, expected: str
+) -> None:
+    arguments = [f"model={checkpoint}", "prompt=a b c", "max_new_tokens=9"]
+    arguments += ["strategy=autoregressive", "execution=compiled"]
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (0, expected + "\n")
+    found = re.search(r"execution compiled \(compiled (\d) times, \d+\.\d s\)\n$", err)
+    assert found is not None
+    code, out, _ = run(capsys, *arguments, "format=json")
+    record = json.loads(out)
+    assert record["text"] == expected
+    assert record["execution"] == "compiled"
+    # What another decoder of this process has compiled is not compiled again.
+    assert record["compilation"] == {"count": 0, "seconds": 0.0}
+
+
+def test_an_execution_that_cannot_work_is_one_line(
+    capsys: pytest.CaptureFixture[str], checkpoint: str
+) -> None:
+    arguments = [f"model={checkpoint}", "prompt=a b c"]
+    code, _, err = run(capsys, *arguments, "adapter=hf", "execution=compiled")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "execution=compiled needs adapter=llama" in err
+    if not torch.cuda.is_available():
+        code, _, err = run(capsys, *arguments, "execution=graphs")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "execution=graphs needs an NVIDIA GPU" in err
 
 
 def test_compare(capsys: pytest.CaptureFixture[str], checkpoint: str, expected: str) -> None:
@@ -92,6 +125,8 @@ def test_json(capsys: pytest.CaptureFixture[str], checkpoint: str, expected: str
     assert record["finish_reason"] == "length"
     assert record["strategy"] == {"name": "jacobi", "window_size": 8}
     assert record["adapter"] == "llama"
+    assert record["execution"] == ("packed" if can_pack(torch.float32) else "eager")
+    assert "compilation" not in record
     assert record["compare"]["equal"] is True
     assert record["compare"]["autoregressive"]["steps"] == 9
 

@@ -54,7 +54,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Rows of a sequence with as many settled keys: their places, P, and a mask [1, 1, r, S - P]."""
+    """Rows of a sequence with P settled keys each: their places, P and a mask [1, 1, r, S - P]."""
 
     rows: slice | Tensor
     settled: int

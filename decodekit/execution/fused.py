@@ -12,6 +12,8 @@ from threading import RLock
 import torch
 from torch import Tensor, nn
 
+from decodekit.execution.release import release_mapped, trim_heap
+
 __all__ = ["fuse_linears", "fused_linear", "have_biases_alike", "layers_lock"]
 
 layers_lock = RLock()
@@ -95,4 +97,8 @@ def _join(parts: Sequence[Tensor]) -> None:
     rows = [part.shape[0] for part in parts]
     whole = parts[0].new_empty((sum(rows), *parts[0].shape[1:]))
     for part, view in zip(parts, torch.split(whole, rows), strict=True):
+        before = part.detach()
         part.data = view.copy_(part)
+        release_mapped(before)
+        del before  # or it would be there beside the next one
+    trim_heap()

@@ -22,8 +22,66 @@ from torch import Tensor, nn
 
 from decodekit.errors import ConfigError
 from decodekit.execution.fused import fused_linear, layers_lock
+from decodekit.execution.release import release_mapped, trim_heap
 
-__all__ = ["PackedLinear", "PackedRows", "can_pack", "can_pack_model", "pack_linears"]
+__all__ = [
+    "PackedLinear",
+    "PackedRows",
+    "can_pack",
+    "can_pack_model",
+    "pack_linears",
+    "packed_linear",
+]
+
+_MOST_TWICE = 0.25
+
+
+def _run(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """Run the private operator; one row is run twice.
+
+    For a row that is alone oneDNN adds up in another order than for two or more, and its result
+    would depend on whether there are others.
+    """
+    if states.numel() == states.shape[-1]:
+        twice = _run(states.reshape(1, -1).expand(2, -1), packed, bias)
+        return twice[:1].view(*states.shape[:-1], -1)
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+    return output
+
+
+def packed_linear(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    """Return ``states @ weight.T + bias``, in a form that torch can compile.
+
+    Torch's compiler takes the private operator only with weights that are constants of the compiled
+    code, one copy of it per layer. Behind an operator of our own a packed weight is an argument.
+
+    Args:
+        states: [..., in].
+        packed: ``PackedLinear.packed``.
+        bias: [out], or None.
+        out: The number of outputs.
+    """
+    if not torch.compiler.is_compiling():
+        return _run(states, packed, bias)
+    output: Tensor = torch.ops.decodekit.packed_linear(states, packed, bias, out)
+    return output
+
+
+def _real(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    return _run(states, packed, bias)
+
+
+def _fake(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    """Return a tensor of the right shape, by which the compiler plans."""
+    return states.new_empty((*states.shape[:-1], out))
+
+
+_library = torch.library.Library("decodekit", "DEF")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "packed_linear(Tensor states, Tensor packed, Tensor? bias, int out) -> Tensor"
+)
+_library.impl("packed_linear", _real, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("decodekit::packed_linear", _fake, lib=_library)
 
 
 def _fixed(what: str) -> ConfigError:
@@ -45,25 +103,12 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.plain_bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return ``states @ weight.T + bias`` for states [..., in_features].
-
-        One row is run twice: for a row that is alone oneDNN adds up in another order than for two
-        or more, and its result would depend on whether there are others.
-        """
-        if states.numel() == self.in_features:
-            twice = states.reshape(1, -1).expand(2, -1)
-            return self._run(twice)[:1].view(*states.shape[:-1], -1)
-        return self._run(states)
-
-    def _run(self, states: Tensor) -> Tensor:
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(
-            states, self._packed, self._bias, "none", [], ""
-        )
-        return output
+        """Return ``states @ weight.T + bias`` for states [..., in_features]."""
+        return _run(states, self.packed, self.plain_bias)
 
     @property
     def weight(self) -> Tensor:
@@ -71,18 +116,18 @@ class PackedLinear(nn.Module):
 
         LoRA layers, for example, ask the layers in them for their dtype.
         """
-        return self._packed
+        return self.packed
 
     @property
     def bias(self) -> Tensor | None:
         """The bias [out_features], or None."""
-        return self._bias
+        return self.plain_bias
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         """Return a copy that shares the packed weight, which nobody can change."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        memo[id(self._packed)] = self._packed
+        memo[id(self.packed)] = self.packed
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
@@ -94,7 +139,7 @@ class PackedLinear(nn.Module):
         raise _fixed("saved")  # else a checkpoint without these weights would be written
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
-        like = torch.empty(0, dtype=self._packed.dtype, device="cpu")
+        like = torch.empty(0, dtype=self.packed.dtype, device="cpu")
         new = fn(like)
         if (new.dtype, new.device) != (like.dtype, like.device):
             raise _fixed("cast or moved")
@@ -170,8 +215,9 @@ def pack_linears(model: nn.Module) -> int:
     A layer stays as it is where it is not on a CPU, where its dtype cannot be packed, where it or
     its weight is of a class of its own, a quantised one for example, and where it has a hook.
     Weights that are tied to another module, as an output head to the embedding, are held twice
-    afterwards. Layers that were fused (see ``decodekit.execution.fused``) are packed as the one
-    layer that they are parts of.
+    afterwards; a tied head of over a quarter of the model's memory stays plain. What is replaced is
+    let go layer by layer, so that at most one layer is held twice. Layers that were fused (see
+    ``decodekit.execution.fused``) are packed as the one layer that they are parts of.
 
     Args:
         model: In evaluation mode; it cannot be trained, saved, cast or moved afterwards.
@@ -182,9 +228,12 @@ def pack_linears(model: nn.Module) -> int:
     replaced = 0
     with layers_lock:
         packed_before = any(isinstance(module, PackedLinear) for module in model.modules())
-        for parent in list(model.modules()):
-            for group in _groups(parent):
+        spared = _too_large_to_hold_twice(model)
+        # Without the linear layers themselves: a list of them would keep the weights of all.
+        for parent in [module for module in model.modules() if not isinstance(module, nn.Linear)]:
+            for group in _groups(parent, spared):
                 _pack(parent, group)
+                trim_heap()
                 replaced += len(group)
     if not replaced and not packed_before:
         raise ConfigError(
@@ -195,11 +244,25 @@ def pack_linears(model: nn.Module) -> int:
     return replaced
 
 
-def _groups(parent: nn.Module) -> Iterator[list[str]]:
-    """Yield the names of the children that can be packed: together where they are fused."""
+def _too_large_to_hold_twice(model: nn.Module) -> set[int]:
+    """Return the ids of the embeddings' weights that are over a quarter of the model's memory."""
+    most = _MOST_TWICE * sum(weight.nbytes for weight in model.parameters())
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return {id(one.weight) for one in embeddings if one.weight.nbytes > most}
+
+
+def _groups(parent: nn.Module, spared: set[int]) -> Iterator[list[str]]:
+    """Yield the names of the children that can be packed: together where they are fused.
+
+    Args:
+        parent: Of the children.
+        spared: The ids of weights that stay as they are.
+    """
     by_storage: dict[int, list[str]] = {}
     for name, child in parent.named_children():
-        if isinstance(child, nn.Linear) and _can_pack_layer(child):
+        if not isinstance(child, nn.Linear) or not _can_pack_layer(child):
+            continue
+        if id(child.weight) not in spared:
             by_storage.setdefault(child.weight.untyped_storage().data_ptr(), []).append(name)
     for names in by_storage.values():
         if fused_linear([getattr(parent, name) for name in names]) is not None:
@@ -213,6 +276,7 @@ def _pack(parent: nn.Module, names: list[str]) -> None:
     linears = [getattr(parent, name) for name in names]
     if len(linears) == 1:
         setattr(parent, names[0], PackedLinear(linears[0]))
+        release_mapped(linears[0].weight)
         return
     fused = fused_linear(linears)
     assert fused is not None

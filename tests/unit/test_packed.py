@@ -152,7 +152,7 @@ def test_a_copy_of_a_packed_model_is_a_model(adapter: str) -> None:
     Decoder.from_model(model, adapter=adapter, execution="packed")
     twin = copy.deepcopy(model)
     with torch.no_grad():
-        model.model.layers[1].mlp.down_proj._bias.zero_()
+        model.model.layers[1].mlp.down_proj.plain_bias.zero_()
         model.model.embed_tokens.weight.zero_()
     for decoder in (Decoder.from_model(twin), Decoder.from_model(twin, adapter="hf")):
         assert decoder.generate(random_prompt(15), max_new_tokens=8).tokens == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -10,10 +11,15 @@ from transformers import PreTrainedModel
 
 from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.forward import LeanForward
+from decodekit.adapters.llama.layer import between_attentions
+from decodekit.adapters.llama.static import run_recorded
 from decodekit.adapters.llama.support import check_support
-from decodekit.errors import GenerationError
+from decodekit.errors import ConfigError, GenerationError
+from decodekit.execution.compiled import CompiledRows
 from decodekit.execution.fused import layers_lock
-from decodekit.interfaces import AttentionBackend, KVCache
+from decodekit.execution.graphs import Capture, check_graphs, cuda_capture
+from decodekit.interfaces import AttentionBackend, Compilation, KVCache
+from decodekit.mask import TreeMask
 from decodekit.model_facts import eos_token_ids_of, max_positions_of
 from decodekit.plan import StepPlan, check_prefixes, padded_rows
 
@@ -43,6 +49,8 @@ class LlamaAdapter:
         self.model = model
         self.backend = backend
         self._lean: LeanForward | None = None
+        self._compiled: CompiledRows | None = None
+        self._capture: Capture | None = None
         # One token through all layers: what a backend refuses, it refuses now, not in mid-text.
         self.forward([StepPlan(prefix=0, pending=(0,))], self.new_cache(batch=1, capacity=1))
         # Whoever packs the model next must not find its weights held here.
@@ -76,7 +84,41 @@ class LlamaAdapter:
             capacity=capacity,
             dtype=weight.dtype,
             device=weight.device,
+            spare=0 if self._capture is None else 1,
         )
+
+    @property
+    def compilation(self) -> Compilation | None:
+        """What ``execution=compiled`` has cost so far; None under any other."""
+        compiled = self._compiled
+        if compiled is None:
+            return None
+        return Compilation(compiled.compilations, compiled.seconds)
+
+    def use_execution(self, mode: str, *, capture: Capture = cuda_capture) -> None:
+        """Launch passes in another way from now on; see ``HasExecution.use_execution``.
+
+        Args:
+            mode: ``eager``, ``compiled`` or ``graphs``.
+            capture: What records a pass for ``graphs``.
+
+        Raises:
+            ConfigError: There is no compiler, no GPU, or the backend is none that can be recorded.
+        """
+        if mode == "graphs":
+            if capture is cuda_capture:
+                check_graphs(self.model.get_input_embeddings().weight.device)
+            if self.backend.name != "sdpa":
+                raise ConfigError(
+                    "execution=graphs attends by torch's sdpa with a mask of fixed size; use "
+                    f"backend=sdpa, not {self.backend.name}",
+                    key="backend",
+                    value=self.backend.name,
+                )
+        self._capture = capture if mode == "graphs" else None
+        self._compiled = CompiledRows(between_attentions) if mode == "compiled" else None
+        if mode != "eager":  # what cannot work fails now, not in mid-text
+            self.forward([StepPlan(prefix=0, pending=(0,))], self.new_cache(batch=1, capacity=1))
 
     @torch.inference_mode()
     def forward(self, plans: Sequence[StepPlan], cache: KVCache) -> list[Tensor]:
@@ -86,10 +128,27 @@ class LlamaAdapter:
         check_prefixes(plans, cache.lengths)
         lean = self._current()
         cache.suit(dtype=lean.dtype, device=lean.device)
-        rows = max(plan.rows for plan in plans)
         cache.begin([plan.rows for plan in plans])
-        tokens, positions = torch.tensor(padded_rows(plans), device=cache.device)
         masks = [plan.mask() for plan in plans]
+        if self._capture is not None and cache.has_spare:
+            recorded = run_recorded(lean, plans, masks, cache, self._capture)
+            if recorded is not None:
+                return [
+                    logits[plan.anchor_row : plan.rows].clone()
+                    for logits, plan in zip(recorded, plans, strict=True)
+                ]
+        with nullcontext() if self._compiled is None else self._compiled.counted():
+            return self._run(lean, plans, masks, cache)
+
+    def _run(
+        self,
+        lean: LeanForward,
+        plans: Sequence[StepPlan],
+        masks: list[TreeMask],
+        cache: LlamaCache,
+    ) -> list[Tensor]:
+        rows = max(plan.rows for plan in plans)
+        tokens, positions = torch.tensor(padded_rows(plans), device=cache.device)
         logits = lean.run(
             tokens,
             positions,
@@ -108,6 +167,7 @@ class LlamaAdapter:
                 )
                 for window in lean.windows
             },
+            between=self._compiled,
         )
         return list(torch.split(logits, [1 + len(plan.tree) for plan in plans]))
 

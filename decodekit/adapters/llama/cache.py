@@ -7,11 +7,13 @@ R rows, S the longest sequence with its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from decodekit.errors import GenerationError
+from decodekit.execution.graphs import Recordings
 from decodekit.row_storage import RowStorage
 
 __all__ = ["LlamaCache"]
@@ -29,6 +31,11 @@ class LlamaCache:
         dtype: Of keys and values.
         device: Theirs.
         key_rows: The backend's, if it has one; see ``AttentionBackend``.
+        spare: Rows in memory behind those of the capacity, for what nobody reads.
+
+    Attributes:
+        layers: L.
+        recordings: Passes that were recorded over this memory.
     """
 
     def __init__(
@@ -42,9 +49,11 @@ class LlamaCache:
         dtype: torch.dtype,
         device: torch.device,
         key_rows: Callable[[int], int] | None = None,
+        spare: int = 0,
     ) -> None:
-        self._storage = RowStorage(batch=batch, capacity=capacity, key_rows=key_rows)
-        self._layers, self._heads, self._dim = layers, heads, dim
+        self._storage = RowStorage(batch=batch, capacity=capacity, key_rows=key_rows, spare=spare)
+        self.layers, self._heads, self._dim = layers, heads, dim
+        self.recordings: Recordings[Any] = Recordings()
         self.dtype, self.device = dtype, device
         self._slab: Tensor | None = None  # [2 L, B, K, C, D]: a layer's keys, then its values
 
@@ -52,6 +61,16 @@ class LlamaCache:
     def capacity(self) -> int:
         """Rows per sequence that there is room for, scratch rows included."""
         return self._storage.capacity
+
+    @property
+    def memory_rows(self) -> int:
+        """C, the rows per sequence that memory was taken for, spare ones included."""
+        return self._storage.memory_rows
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether there are spare rows."""
+        return self._storage.spare > 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -84,7 +103,7 @@ class LlamaCache:
         self._storage.begin(rows)
         if self._slab is None:
             self._slab = self._storage.add_slab(
-                2 * self._layers,
+                2 * self.layers,
                 heads=self._heads,
                 dim=self._dim,
                 dtype=self.dtype,

@@ -2,26 +2,39 @@
 
 Touvron et al., arXiv 2302.13971; grouped queries: Ainslie et al., arXiv 2305.13245.
 
-Shapes: B batch, R rows, E hidden size, H query heads, K kv heads, D head dim, V vocabulary.
+Shapes: B batch, R rows, N = B * R, E hidden size, H query heads, K kv heads, D head dim,
+V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 from transformers import MistralConfig, PreTrainedModel
 
 from decodekit.adapters.llama.cache import LlamaCache
-from decodekit.adapters.llama.rope import RotaryTable, rotate
+from decodekit.adapters.llama.layer import (
+    between_attentions,
+    into_attention,
+    normed,
+    out_of_attention,
+)
+from decodekit.adapters.llama.rope import RotaryTable
 from decodekit.adapters.llama.snapshot import Snapshot
-from decodekit.adapters.llama.weights import LayerWeights, layer_weights, projection
+from decodekit.adapters.llama.weights import LayerWeights, layer_weights, project, projection
+from decodekit.execution.compiled import CompiledRows
 from decodekit.interfaces import AttentionBackend
 
-__all__ = ["LeanForward"]
+__all__ = ["Attend", "LeanForward"]
+
+Attend: TypeAlias = Callable[[int, LayerWeights, Tensor, Tensor], Tensor]
+"""Attention of one layer: its number, its weights, and queries, keys and values [N, ., D], as
+``into_attention`` returns them, to outputs [N, H * D]."""
 
 
 class LeanForward:
@@ -63,6 +76,7 @@ class LeanForward:
         cache: LlamaCache,
         backend: AttentionBackend,
         lowered: Mapping[int | None, Any],
+        between: CompiledRows | None = None,
     ) -> Tensor:
         """Return the logits [len(wanted), V] of the wanted rows.
 
@@ -74,42 +88,89 @@ class LeanForward:
             cache: Made ready by ``begin``; the rows' keys and values are written to it.
             backend: The attention kernel.
             lowered: The step's masks by window, as ``backend.lower`` returned them.
+            between: ``layer.between_attentions``, compiled; None runs it as it is.
         """
-        cos, sin = self._rotary.at(positions, end=end)
-        hidden = embedding(tokens, self._embedding)
-        for index, layer in enumerate(self._layers):
-            states = self._normed(hidden, layer.attention_norm)
-            query, key, value = _heads(layer, states, cos, sin)
+        batch, rows = tokens.shape
+
+        def attend(index: int, layer: LayerWeights, turned: Tensor, value: Tensor) -> Tensor:
+            query, key, value = _heads(layer, turned, value, batch=batch, rows=rows)
             key, value = cache.write(index, key, value)
             output = backend.attend(query, key, value, lowered[layer.window], scale=layer.scale)
-            hidden = hidden + layer.out(output.flatten(2))
-            states = self._normed(hidden, layer.mlp_norm)
-            gate, up = layer.gate_up(states).chunk(2, dim=-1)
-            hidden = hidden + layer.down(layer.activation(gate) * up)
-        rows = hidden.flatten(0, 1)
-        if len(wanted) < len(rows):
-            rows = rows[torch.tensor(wanted, device=rows.device)]
-        return self._head(self._normed(rows, self._norm))
+            return output.reshape(batch * rows, -1)
 
-    def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
-        """Return the RMS norm (Zhang and Sennrich, arXiv 1910.07467) of states [..., E].
+        cos, sin = self.cosines(positions, end=end)
+        hidden = self._through(tokens.flatten(), cos, sin, attend, between)
+        if len(wanted) < len(hidden):
+            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+        return self._logits(hidden)
 
-        In float32 whatever the dtype is, as ``transformers`` does it: to be its equal.
+    def cosines(self, positions: Tensor, *, end: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines for positions [B, R] below ``end``, both [B * R, 1, D]."""
+        cos, sin = self._rotary.at(positions, end=end)
+        return cos.flatten(0, 1), sin.flatten(0, 1)
+
+    def run_static(
+        self,
+        tokens: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+    ) -> Tensor:
+        """Return the logits [N, V] of all rows, from tensors alone: nothing is read on the host.
+
+        Args:
+            tokens: Ids [N].
+            cos: [N, 1, D], of ``cosines``.
+            sin: Likewise.
+            attend: Attention of one layer.
         """
-        wide = states.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._epsilon)
-        return weight * wide.to(states.dtype)
+        return self._logits(self._through(tokens, cos, sin, attend, None))
+
+    def _through(
+        self,
+        tokens: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        between: CompiledRows | None,
+    ) -> Tensor:
+        """Return what comes out of the last layer, [N, E]."""
+        layers, epsilon = self._layers, self._epsilon
+        hidden = embedding(tokens, self._embedding)
+        turned, value = into_attention(layers[0], hidden, cos, sin, epsilon)
+        count = len(hidden)
+        padding, step = (0, between_attentions) if between is None else between.for_rows(count)
+        if between is not None:
+            # Rows that pad go through matrix products only, never into attention or the cache.
+            hidden, cos, sin = (_padded(states, padding) for states in (hidden, cos, sin))
+        for index, (layer, following) in enumerate(pairwise(layers)):
+            output = attend(index, layer, turned[:count], value[:count])
+            output = output if between is None else _padded(output, padding)
+            hidden, turned, value = step(layer, following, hidden, output, cos, sin, epsilon)
+        output = attend(len(layers) - 1, layers[-1], turned[:count], value[:count])
+        return out_of_attention(layers[-1], hidden[:count], output, epsilon)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return project(self._head, normed(hidden, self._norm, self._epsilon))
+
+
+def _padded(states: Tensor, rows: int) -> Tensor:
+    """Return ``states`` [N, ...] with so many rows of zeros behind them, contiguous.
+
+    Other strides, even those of a dimension of size 1, would be compiled for anew.
+    """
+    if rows:
+        return pad(states, (0, 0) * (states.ndim - 1) + (0, rows))
+    return states.reshape(-1).view(states.shape)
 
 
 def _heads(
-    layer: LayerWeights, states: Tensor, cos: Tensor, sin: Tensor
+    layer: LayerWeights, turned: Tensor, value: Tensor, *, batch: int, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries [B, H, R, D], keys and values [B, K, R, D] of normed states [B, R, E]."""
-    heads, kv_heads = layer.heads, layer.kv_heads
-    all_BRND = layer.qkv(states).view(*states.shape[:2], heads + 2 * kv_heads, -1)
-    turned = rotate(all_BRND[:, :, : heads + kv_heads], cos, sin).transpose(1, 2)
-    value = all_BRND[:, :, heads + kv_heads :].transpose(1, 2)
-    return turned[:, :heads], turned[:, heads:], value
+    """Return queries [B, H, R, D], keys and values [B, K, R, D] of ``into_attention``'s."""
+    turned = turned.view(batch, rows, *turned.shape[1:]).transpose(1, 2)
+    value = value.view(batch, rows, *value.shape[1:]).transpose(1, 2)
+    return turned[:, : layer.heads], turned[:, layer.heads :], value
 
 
 def _window(config: Any, attention: Any) -> int | None:

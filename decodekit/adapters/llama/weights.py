@@ -4,20 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from decodekit.execution.fused import fuse_linears, have_biases_alike
-from decodekit.execution.packed import PackedRows
+from decodekit.execution.packed import PackedLinear, PackedRows, packed_linear
 
-__all__ = ["LayerWeights", "Projection", "layer_weights", "projection"]
+__all__ = ["LayerWeights", "Projection", "layer_weights", "project", "projection"]
 
-Projection = Callable[[Tensor], Tensor]
-"""A linear map of states [..., in] to [..., out]."""
+
+class _Part(NamedTuple):
+    """A linear layer without its module, so that compiled code is the same for all layers.
+
+    Attributes:
+        weight: [out, in], or what ``PackedLinear`` made of it.
+        bias: [out], or None.
+        packed: The number of outputs of a packed weight; 0 for a plain one.
+        kept: The outputs that are kept; None for all.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    packed: int
+    kept: slice | None = None
+
+    def outputs(self, states: Tensor) -> Tensor:
+        """Return the outputs [..., out] for states [..., in]."""
+        if not self.packed:
+            return linear(states, self.weight, self.bias)
+        outputs = packed_linear(states, self.weight, self.bias, self.packed)
+        return outputs if self.kept is None else outputs[..., self.kept]
+
+
+Projection: TypeAlias = tuple[_Part, ...]
+"""A linear map of states [..., in] to [..., out]: the outputs of its parts, side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +70,7 @@ class LayerWeights:
     out: Projection
     mlp_norm: Tensor
     gate_up: Projection
-    activation: Projection
+    activation: Callable[[Tensor], Tensor]
     down: Projection
 
 
@@ -79,18 +102,26 @@ def projection(module: Any) -> Projection:
     """Return what a linear layer computes, without the overhead of calling a module."""
     if type(module) is nn.Linear:
         bias = None if module.bias is None else module.bias.detach()
-        return partial(linear, weight=module.weight.detach(), bias=bias)
-    forward: Projection = module.forward
-    return forward
+        return (_Part(module.weight.detach(), bias, 0),)
+    if isinstance(module, PackedRows):  # a layer of its group was exchanged
+        kept = slice(module.start, module.start + module.out_features)
+        return tuple(part._replace(kept=kept) for part in projection(module.whole))
+    assert isinstance(module, PackedLinear), "support.py lets no other class pass"
+    return (_Part(module.packed, module.plain_bias, module.out_features),)
+
+
+def project(projection: Projection, states: Tensor) -> Tensor:
+    """Return the outputs [..., out] for states [..., in]."""
+    outputs = [part.outputs(states) for part in projection]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
 
 def _joint(modules: Sequence[Any]) -> Projection:
     """Return what linear layers compute side by side, as one layer."""
     wholes = {module.whole for module in modules if isinstance(module, PackedRows)}
     if len(wholes) == 1 and all(isinstance(module, PackedRows) for module in modules):
-        return wholes.pop().forward  # packed after they were fused
+        return projection(wholes.pop())  # packed after they were fused
     if all(type(module) is nn.Linear for module in modules) and have_biases_alike(modules):
         return projection(fuse_linears(modules))
     # Packed before anybody fused them, or exchanged one by one.
-    parts = [projection(module) for module in modules]
-    return lambda states: torch.cat([part(states) for part in parts], dim=-1)
+    return tuple(part for module in modules for part in projection(module))
