@@ -111,6 +111,7 @@ def _header(config: RunConfig, decoder: Decoder, reference: str) -> dict[str, An
         **machine_facts(),
         "dtype": str(getattr(getattr(decoder.adapter, "model", None), "dtype", config.dtype)),
         "adapter": decoder.adapter_name,  # where the settings say "auto"
+        "execution": decoder.execution,
         "reference": reference,
         "config": asdict(config),
     }

@@ -21,7 +21,7 @@ from decodekit.adapters.llama import adapter as adapter_module
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.execution.fused import fused_linear
-from decodekit.execution.packed import PackedLinear, PackedRows, can_pack
+from decodekit.execution.packed import PackedRows, can_pack
 from decodekit.factory import _Parts, build_strategy, prepare_execution
 from decodekit.plan import StepPlan
 from decodekit.tree import ROOT, TokenTree
