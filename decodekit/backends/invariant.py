@@ -31,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from decodekit.backends.flash_kernels import select_kernel
 from decodekit.backends.layout import rows_in_one_piece
 from decodekit.backends.merge import merge_parts
-from decodekit.backends.wide import wide_attention
+from decodekit.backends.wide import wide_attention, wide_part
 from decodekit.errors import BackendError
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
 
@@ -58,7 +58,7 @@ class _Group:
 
     rows: slice | Tensor
     settled: int
-    mask: Tensor
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,12 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    """The mask to add, [B, 1, R, S] in float64, and the parts, if there are any to be made."""
+    """The mask to add, [B, 1, R, S] in float64, and the parts, if there are any to be made.
 
-    mask: Tensor
+    There is no mask where one row sees all there is.
+    """
+
+    mask: Tensor | None
     parts: tuple[_Parts, ...] | None
 
 
@@ -102,11 +105,16 @@ class InvariantBackend:
                 "backend 'invariant' needs float64, which device 'mps' has not; use backend=sdpa",
                 backend=self.name,
             )
-        visible = pad_masks(list(masks), window=window, device=device)
-        wide = bool_to_additive(visible, torch.float64)[:, None]
-        settles = device.type == "cpu" and dtype in _HALF
+        if window is not None and max(max(mask.positions) for mask in masks) < window:
+            window = None  # it hides nothing
+        visible = wide = None
+        if len(masks) > 1 or masks[0].rows > 1 or window is not None:
+            visible = pad_masks(list(masks), window=window, device=device)
+            wide = bool_to_additive(visible, torch.float64)[:, None]
+        # What a window hides would have to be left out of the dense part.
+        settles = device.type == "cpu" and dtype in _HALF and window is None
         parts = tuple(
-            _parts(mask, visible[index], wide[index : index + 1], window, dtype, settles=settles)
+            _Parts(*_lead(mask, visible, index, window, dtype), _groups(mask, wide, index, settles))
             for index, mask in enumerate(masks)
         )
         plain = all(
@@ -128,7 +136,7 @@ class InvariantBackend:
         """Return the attention output [B, R, H, D]; see ``AttentionBackend.attend``."""
         special = softcap is not None or sinks is not None or query.shape[-1] != value.shape[-1]
         if lowered.parts is None or special:
-            output, _ = wide_attention(
+            output = wide_attention(
                 query, key, value, lowered.mask, scale=scale, softcap=softcap, sinks=sinks
             )
             return output.to(query.dtype).transpose(1, 2)
@@ -152,54 +160,58 @@ class InvariantBackend:
         return output.transpose(1, 2)
 
 
-def _parts(
-    mask: TreeMask,
-    visible: Tensor,
-    wide: Tensor,
-    window: int | None,
-    dtype: torch.dtype,
-    *,
-    settles: bool,
-) -> _Parts:
-    """Return the parts of one sequence.
+def _lead(
+    mask: TreeMask, visible: Tensor | None, index: int, window: int | None, dtype: torch.dtype
+) -> tuple[int, int, Tensor | None]:
+    """Return the rows of a prompt that a sequence starts with, their keys, and their mask.
 
     Args:
-        mask: What its rows see.
-        visible: The same, [R, S], padded to the widest sequence.
-        wide: The same to be added, [1, 1, R, S].
+        mask: What the sequence's rows see.
+        visible: The same for all sequences, [B, R, S]; None if nothing is hidden.
+        index: Which sequence.
         window: The layers' sliding window.
         dtype: Of queries, keys and values.
+    """
+    rows = mask.lead if mask.lead > _LONG else 0
+    keys = mask.prefix + rows
+    causal = mask.prefix == 0 and (window is None or rows <= window)
+    if not rows or causal or visible is None:
+        return rows, keys, None
+    return rows, keys, bool_to_additive(visible[index, :rows, :keys], dtype)
+
+
+def _groups(mask: TreeMask, wide: Tensor | None, index: int, settles: bool) -> tuple[_Group, ...]:
+    """Return the rows behind the lead, by how many settled keys they have.
+
+    Args:
+        mask: What the sequence's rows see.
+        wide: The mask of all sequences, [B, 1, R, S]; None if nothing is hidden.
+        index: Which sequence.
         settles: Whether keys are settled at all.
     """
     lead = mask.lead if mask.lead > _LONG else 0
-    keys = mask.prefix + lead
-    lead_mask = None
-    if lead and (mask.prefix or (window is not None and lead > window)):
-        lead_mask = bool_to_additive(visible[:lead, :keys], dtype)
-    if window is not None and max(mask.positions) >= window:
-        settles = False  # what a window hides would have to be left out of the dense part
     by_settled: dict[int, list[int]] = {}
     for row in range(lead, mask.rows):
         far = min(mask.positions[row] - _DEEP, mask.prefix) if settles else 0
         by_settled.setdefault(max(far, 0) // _SETTLED * _SETTLED, []).append(row)
     groups = []
     for settled, rows in by_settled.items():
-        whole = len(by_settled) == 1
-        at = slice(lead, mask.rows) if whole else torch.tensor(rows, device=wide.device)
-        groups.append(_Group(at, settled, wide[:, :, at, settled:]))
-    return _Parts(lead, keys, lead_mask, tuple(groups))
+        at: slice | Tensor = slice(lead, mask.rows)
+        if len(by_settled) > 1:
+            at = torch.tensor(rows, device=None if wide is None else wide.device)
+        hidden = None if wide is None else wide[index : index + 1, :, at, settled:]
+        groups.append(_Group(at, settled, hidden))
+    return tuple(groups)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, group: _Group, scale: float) -> Tensor:
     """Return the output [1, H, r, D] of a group's rows."""
-    settled = group.settled
-    output, log = wide_attention(
-        query, key[:, :, settled:], value[:, :, settled:], group.mask, scale=scale
-    )
-    if settled:
-        dense = _dense(query, key[:, :, :settled], value[:, :, :settled], scale=scale)
-        output = merge_parts([(output, log), dense])
-    return output.to(query.dtype)
+    settled, mask = group.settled, group.mask
+    if not settled:
+        return wide_attention(query, key, value, mask, scale=scale).to(query.dtype)
+    near = wide_part(query, key[:, :, settled:], value[:, :, settled:], mask, scale=scale)
+    far = _dense(query, key[:, :, :settled], value[:, :, :settled], scale=scale)
+    return merge_parts([near, far]).to(query.dtype)
 
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 
 from decodekit.errors import ConfigError
 from decodekit.execution.fused import fused_linear, layers_lock
+from decodekit.execution.huge_pages import use_huge_pages
 from decodekit.execution.release import release_mapped, trim_heap
 
 __all__ = [
+    "FEWEST_ROWS",
     "PackedLinear",
     "PackedRows",
     "can_pack",
@@ -36,8 +38,8 @@ __all__ = [
 _MOST_TWICE = 0.25
 """A tied weight that is a larger part of the model is not held twice."""
 
-_FEWEST = 4
-"""Rows of a call at least."""
+FEWEST_ROWS = 4
+"""Rows of a call at least: fewer are filled up, so whoever has some to spare may do it before."""
 
 
 def _run(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -49,11 +51,11 @@ def _run(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """
     width = states.shape[-1]
     rows = states.numel() // width
-    if 0 < rows < _FEWEST:
+    if 0 < rows < FEWEST_ROWS:
         few = states.reshape(rows, width)
-        more = few[-1:].expand(_FEWEST - rows, -1)
-        output = _run(torch.cat([few, more]), packed, bias)[:rows]
-        return output.view(*states.shape[:-1], output.shape[-1])
+        more = few[-1:].expand(FEWEST_ROWS - rows, -1)
+        filled = _run(torch.cat([few, more]), packed, bias)
+        return filled[:rows].view(*states.shape[:-1], filled.shape[-1])
     output: Tensor = torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
     return output
 
@@ -244,6 +246,8 @@ def pack_linears(model: nn.Module) -> int:
                 _pack(parent, group)
                 trim_heap()
                 replaced += len(group)
+        if replaced:
+            use_huge_pages(_spans(model))
     if not replaced and not packed_before:
         raise ConfigError(
             "execution=packed found no linear layer that can be packed here; use execution=eager",
@@ -251,6 +255,17 @@ def pack_linears(model: nn.Module) -> int:
             value="packed",
         )
     return replaced
+
+
+def _spans(model: nn.Module) -> list[tuple[int, int]]:
+    """Return where the packed weights lie: each first address, and the one behind the last."""
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    try:
+        starts = [torch.ops.mkldnn.data_ptr(layer.packed) for layer in layers]
+        sizes = [torch.ops.mkldnn._nbytes(layer.packed) for layer in layers]
+    except (AttributeError, RuntimeError):  # they are private too
+        return []
+    return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _too_large_to_hold_twice(model: nn.Module) -> set[int]:

@@ -17,14 +17,14 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["release_mapped", "trim_heap"]
+__all__ = ["libc", "release_mapped", "trim_heap"]
 
 _DONTNEED = 4  # MADV_DONTNEED, which Python's mmap module has for mappings of its own only
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61  # Linux, admin-guide/mm/pagemap
 
 
 @cache
-def _libc() -> Any:
+def libc() -> Any:
     """Return the C library on Linux, else None."""
     if sys.platform != "linux":
         return None
@@ -36,7 +36,7 @@ def _libc() -> Any:
 
 def trim_heap() -> None:
     """Let the C library return freed memory to the system, where it is one that can (glibc)."""
-    trim = getattr(_libc(), "malloc_trim", None)
+    trim = getattr(libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
@@ -55,16 +55,14 @@ def release_mapped(tensor: Tensor) -> bool:
     # Only pages that belong to the tensor alone.
     start = -(-tensor.data_ptr() // page) * page
     end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // page * page
-    if _libc() is None or start >= end or not tensor.is_contiguous():
+    if libc() is None or start >= end or not tensor.is_contiguous():
         return False
     try:
         if not _of_file(start, end) or _written(start // page, end // page):
             return False
     except OSError:
         return False
-    return (
-        int(_libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONTNEED)) == 0
-    )
+    return int(libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONTNEED)) == 0
 
 
 def _of_file(start: int, end: int) -> bool:

@@ -108,7 +108,7 @@ class LlamaAdapter:
         if mode == "graphs":
             if capture is cuda_capture:
                 check_graphs(self.model.get_input_embeddings().weight.device)
-            if self.backend.name != "sdpa":
+            if self.backend.name not in ("sdpa", "auto"):  # on a GPU they are the same
                 raise ConfigError(
                     "execution=graphs attends by torch's sdpa with a mask of fixed size; use "
                     f"backend=sdpa, not {self.backend.name}",

@@ -56,6 +56,7 @@ class LlamaCache:
         self.recordings: Recordings[Any] = Recordings()
         self.dtype, self.device = dtype, device
         self._slab: Tensor | None = None  # [2 L, B, K, C, D]: a layer's keys, then its values
+        self._places: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
 
     @property
     def capacity(self) -> int:
@@ -109,10 +110,16 @@ class LlamaCache:
                 dtype=self.dtype,
                 device=self.device,
             )
+        self._places = self._storage.places(self._slab) if len(rows) == 1 else None
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's rows [b, K, R, D]; return views of all rows so far, [b, K, S, D]."""
         assert self._slab is not None, "begin() comes first"
+        if self._places is not None:
+            written, read = self._places
+            written[2 * layer].copy_(keys[0])
+            written[2 * layer + 1].copy_(values[0])
+            return read[2 * layer], read[2 * layer + 1]
         storage, slab = self._storage, self._slab
         return storage.write(slab[2 * layer], keys), storage.write(slab[2 * layer + 1], values)
 

@@ -28,6 +28,7 @@ from decodekit.adapters.llama.rope import RotaryTable
 from decodekit.adapters.llama.snapshot import Snapshot
 from decodekit.adapters.llama.weights import LayerWeights, layer_weights, project, projection
 from decodekit.execution.compiled import CompiledRows
+from decodekit.execution.packed import FEWEST_ROWS
 from decodekit.interfaces import AttentionBackend
 
 __all__ = ["Attend", "LeanForward"]
@@ -51,6 +52,8 @@ class LeanForward:
             layer_weights(layer, window=_window(model.config, layer.self_attn))
             for layer in core.layers[: model.config.num_hidden_layers]
         ]
+        # Packed layers fill few rows up: here it is done once for all of them.
+        self._fewest = FEWEST_ROWS if self._layers[0].qkv[0].packed else 0
         self._norm = core.norm.weight.detach()
         self._epsilon = float(core.norm.variance_epsilon)
         self._head = projection(model.lm_head)
@@ -139,13 +142,18 @@ class LeanForward:
         hidden = embedding(tokens, self._embedding)
         turned, value = into_attention(layers[0], hidden, cos, sin, epsilon)
         count = len(hidden)
-        padding, step = (0, between_attentions) if between is None else between.for_rows(count)
+        padding, step = max(0, self._fewest - count), between_attentions
         if between is not None:
+            padding, step = between.for_rows(count)
+        pads = padding > 0 or between is not None
+        if pads:
             # Rows that pad go through matrix products only, never into attention or the cache.
             hidden, cos, sin = (_padded(states, padding) for states in (hidden, cos, sin))
         for index, (layer, following) in enumerate(pairwise(layers)):
-            output = attend(index, layer, turned[:count], value[:count])
-            output = output if between is None else _padded(output, padding)
+            if padding:
+                turned, value = turned[:count], value[:count]
+            output = attend(index, layer, turned, value)
+            output = _padded(output, padding) if pads else output
             hidden, turned, value = step(layer, following, hidden, output, cos, sin, epsilon)
         output = attend(len(layers) - 1, layers[-1], turned[:count], value[:count])
         return out_of_attention(layers[-1], hidden[:count], output, epsilon)

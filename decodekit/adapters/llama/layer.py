@@ -22,8 +22,7 @@ def normed(states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
     In float32 whatever the dtype is, as ``transformers`` does it: to be its equal.
     """
-    wide = states.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    wide = torch.rms_norm(states.to(torch.float32), weight.shape, None, epsilon)
     return weight * wide.to(states.dtype)
 
 
