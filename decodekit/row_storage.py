@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from decodekit.errors import GenerationError
+from decodekit.execution.huge_pages import ask_for_huge_pages
 
 __all__ = ["RowStorage"]
 
@@ -72,6 +73,7 @@ class RowStorage:
                 f"no memory for a cache of {self.capacity} rows; "
                 "lower max_new_tokens or shorten the prompt"
             ) from error
+        ask_for_huge_pages(slab)
         self.slabs.append(slab)
         return slab
 

@@ -30,8 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from decodekit.backends.flash_kernels import select_kernel
 from decodekit.backends.layout import rows_in_one_piece
-from decodekit.backends.merge import merge_parts
-from decodekit.backends.wide import wide_attention, wide_part
+from decodekit.backends.wide import wide_attention
 from decodekit.errors import BackendError
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
 
@@ -40,11 +39,17 @@ __all__ = ["InvariantBackend"]
 _LONG = 16
 """More leading rows than this are a prompt."""
 
-_DEEP = 64
-"""Keys that a row of a step has behind it at least that are not settled; trees may be as deep."""
+_DEEP = 32
+"""A row's own and the keys before it that are not settled, at least; trees may be as deep."""
 
-_SETTLED = 256
-"""Keys are settled so many at a time."""
+_SETTLED = 64
+"""Keys are settled so many at a time, ..."""
+
+_FROM = 256
+"""... and so many at first: for fewer a second kernel does not pay."""
+
+_MANY = 2048
+"""So many settled keys are halved."""
 
 _CALL = 128
 """Most rows in a call of the flash kernel, which takes 32 of them at a time."""
@@ -193,7 +198,8 @@ def _groups(mask: TreeMask, wide: Tensor | None, index: int, settles: bool) -> t
     by_settled: dict[int, list[int]] = {}
     for row in range(lead, mask.rows):
         far = min(mask.positions[row] - _DEEP, mask.prefix) if settles else 0
-        by_settled.setdefault(max(far, 0) // _SETTLED * _SETTLED, []).append(row)
+        settled = far // _SETTLED * _SETTLED
+        by_settled.setdefault(settled if settled >= _FROM else 0, []).append(row)
     groups = []
     for settled, rows in by_settled.items():
         at: slice | Tensor = slice(lead, mask.rows)
@@ -206,28 +212,41 @@ def _groups(mask: TreeMask, wide: Tensor | None, index: int, settles: bool) -> t
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, group: _Group, scale: float) -> Tensor:
     """Return the output [1, H, r, D] of a group's rows."""
-    settled, mask = group.settled, group.mask
-    if not settled:
-        return wide_attention(query, key, value, mask, scale=scale).to(query.dtype)
-    near = wide_part(query, key[:, :, settled:], value[:, :, settled:], mask, scale=scale)
-    far = _dense(query, key[:, :, :settled], value[:, :, :settled], scale=scale)
-    return merge_parts([near, far]).to(query.dtype)
+    settled = group.settled
+    others: list[tuple[Tensor, Tensor]] = []
+    if settled:
+        others = _dense(query, key[:, :, :settled], value[:, :, :settled], scale=scale)
+        key, value = key[:, :, settled:], value[:, :, settled:]
+    output = wide_attention(query, key, value, group.mask, scale=scale, others=others)
+    return output.to(query.dtype)
 
 
-def _dense(query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """Return output [1, H, r, D] and log-sum-exp [1, H, r] of rows that see all of the keys.
+def _dense(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Return outputs [1, H, r, D] and log-sum-exps [1, H, r] of rows that see all of the keys.
 
     Torch's kernel gives a row the same bits in every call but those whose last rows, of those that
-    it takes at a time, are one to three: such calls get more rows.
+    it takes at a time, are one to three: such calls get more rows. Many keys are halved, so that
+    there is work for more threads than there are kv heads.
     """
     kernel = select_kernel(query.device)
-    batch, heads, rows, width = query.shape
-    folded = query.reshape(batch, key.shape[1], -1, width)
+    heads, rows, width = query.shape[1:]
+    kv_heads, keys = key.shape[1:3]
+    folded = query.reshape(1, kv_heads, -1, width)
     count = folded.shape[2]
     if 0 < count % 32 < 4:
         more = folded[:, :, -1:].expand(-1, -1, 4 - count % 32, -1)
         folded = torch.cat([folded, more], dim=2)
-    calls = [kernel(part, key, value, scale=scale) for part in torch.split(folded, _CALL, 2)]
-    output = torch.cat([output for output, _ in calls], dim=2)[:, :, :count]
-    log = torch.cat([log for _, log in calls], dim=2)[:, :, :count]
-    return output.reshape(batch, heads, rows, -1), log.reshape(batch, heads, rows)
+    parts = 2 if keys >= _MANY else 1
+    shape = (kv_heads, parts, keys // parts, width)
+    key, value = (states[0].view(shape).transpose(0, 1) for states in (key, value))
+    calls = [
+        kernel(some.expand(parts, -1, -1, -1), key, value, scale=scale)
+        for some in torch.split(folded, _CALL, 2)
+    ]
+    output, log = calls[0]
+    if len(calls) > 1:
+        output, log = (torch.cat(found, dim=2) for found in zip(*calls, strict=True))
+    output = output[:, :, :count].reshape(parts, 1, heads, rows, width)
+    return list(zip(output, log[:, :, :count].reshape(parts, 1, heads, rows), strict=True))

@@ -5,10 +5,12 @@ Shapes: B batch, H query heads, K kv heads, R rows, S keys, D head dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["wide_attention", "wide_part"]
+__all__ = ["wide_attention"]
 
 _BLOCK = 64
 """Rows whose scores are held at once."""
@@ -23,6 +25,7 @@ def wide_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    others: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> Tensor:
     """Return the output [B, H, R, D] in float64.
 
@@ -35,57 +38,41 @@ def wide_attention(
         scale: Factor on the scores.
         softcap: As for ``AttentionBackend.attend``.
         sinks: Likewise.
+        others: Further keys that were attended to already, as outputs [B, H, R, D] and
+            log-sum-exps [B, H, R]: to the softmax, each is one key with that score and that value.
     """
     key, value = key.to(torch.float64), value.to(torch.float64)
+    rows = query.shape[2]
     outputs = []
-    for rows, hidden in _blocks(query, mask):
-        scores = _scores(rows, key, hidden, scale=scale, softcap=softcap)
+    for start in range(0, rows, _BLOCK):
+        at = slice(start, start + _BLOCK) if rows > _BLOCK else slice(None)
+        scores = _scores(query[:, :, at], key, scale=scale)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        if mask is not None:
+            scores += mask[:, :, at]
+        columns = [log[:, :, at, None].to(torch.float64) for _, log in others]
         if sinks is not None:
             column = sinks.to(torch.float64).view(1, -1, 1, 1)
-            column = column.expand(len(scores), -1, scores.shape[2], 1)
-            scores = torch.cat([scores, column], dim=-1)
-        outputs.append(_summed(scores.softmax(dim=-1)[..., : key.shape[2]], value))
+            columns.append(column.expand(len(scores), -1, scores.shape[2], 1))
+        if columns:
+            scores = torch.cat([scores, *columns], dim=-1)
+        weights = scores.softmax(dim=-1)
+        output = _summed(weights[..., : key.shape[2]], value)
+        for place, (other, _) in enumerate(others, start=key.shape[2]):
+            output.addcmul_(weights[..., place : place + 1], other[:, :, at].to(torch.float64))
+        outputs.append(output)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
-def wide_part(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, R, D] over a part of the keys and its log-sum-exp [B, H, R].
-
-    Both in float64; the arguments are those of ``wide_attention``.
-    """
-    key, value = key.to(torch.float64), value.to(torch.float64)
-    outputs, logs = [], []
-    for rows, hidden in _blocks(query, mask):
-        scores = _scores(rows, key, hidden, scale=scale, softcap=None)
-        logs.append(scores.logsumexp(dim=-1))
-        outputs.append(_summed(scores.sub_(logs[-1][..., None]).exp_(), value))
-    return torch.cat(outputs, dim=2), torch.cat(logs, dim=2)
-
-
-def _blocks(query: Tensor, mask: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
-    """Return queries and their mask, some rows at a time."""
-    rows = query.shape[2]
-    if rows <= _BLOCK:
-        return [(query, mask)]
-    starts = [slice(start, start + _BLOCK) for start in range(0, rows, _BLOCK)]
-    return [(query[:, :, at], None if mask is None else mask[:, :, at]) for at in starts]
-
-
-def _scores(
-    query: Tensor, key: Tensor, mask: Tensor | None, *, scale: float, softcap: float | None
-) -> Tensor:
+def _scores(query: Tensor, key: Tensor, *, scale: float) -> Tensor:
     """Return the scores [B, H, R, S] for keys in float64."""
     batch, heads, rows, width = query.shape
     kv_heads, keys = key.shape[1:3]
     # The rows of all query heads that share a kv head are one matrix: keys are never repeated.
     folded = (query.to(torch.float64) * scale).reshape(batch * kv_heads, -1, width)
     flat = key.reshape(batch * kv_heads, keys, width)
-    scores = torch.bmm(folded, flat.transpose(1, 2)).view(batch, heads, rows, keys)
-    if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
-    return scores if mask is None else scores.add_(mask)
+    return torch.bmm(folded, flat.transpose(1, 2)).view(batch, heads, rows, keys)
 
 
 def _summed(weights: Tensor, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights on huge pages: 2 MiB of memory behind one entry of the processor's page tables.
+"""Weights and caches on huge pages: 2 MiB of memory behind one entry of the page tables.
 
 A step reads all weights once, one after the other. With pages of 4 KiB the processor looks up an
 address every 4 KiB, and what it fetches ahead ends there. Linux moves memory that is in use to huge
@@ -10,13 +10,32 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 
+from torch import Tensor
+
 from decodekit.execution.release import libc
 
-__all__ = ["use_huge_pages"]
+__all__ = ["ask_for_huge_pages", "use_huge_pages"]
 
 _HUGE = 2 << 20
 _HUGEPAGE, _COLLAPSE = 14, 25  # MADV_HUGEPAGE, MADV_COLLAPSE
 _GAP = 64 << 10  # what lies between two allocations: their headers, and the ends of their pages
+
+
+def ask_for_huge_pages(tensor: Tensor) -> None:
+    """Let memory that nobody has written to yet come in huge pages, when it is written to.
+
+    A wish, like ``use_huge_pages``.
+
+    Args:
+        tensor: Fresh, and contiguous.
+    """
+    system = libc()
+    if system is None or tensor.device.type != "cpu":
+        return
+    first = tensor.data_ptr()
+    start, end = _whole_pages(first, first + tensor.nbytes)
+    if start < end:
+        system.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _HUGEPAGE)
 
 
 def use_huge_pages(spans: Iterable[tuple[int, int]]) -> int:
@@ -33,13 +52,17 @@ def use_huge_pages(spans: Iterable[tuple[int, int]]) -> int:
         return 0
     moved = 0
     for first, last in _joined(spans):
-        start, end = -(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE
+        start, end = _whole_pages(first, last)
         if start < end:
             place, size = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
             system.madvise(place, size, _HUGEPAGE)
             if system.madvise(place, size, _COLLAPSE) == 0:
                 moved += end - start
     return moved
+
+
+def _whole_pages(first: int, last: int) -> tuple[int, int]:
+    return -(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
