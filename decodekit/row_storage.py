@@ -66,14 +66,15 @@ class RowStorage:
         """
         shape = (count, self.batch, heads, self.memory_rows, dim)
         try:
-            # Zeros, not empty: padded rows of a ragged batch are masked, but 0 * NaN would be NaN.
-            slab = torch.zeros(shape, dtype=dtype, device=device)
+            slab = torch.empty(shape, dtype=dtype, device=device)
+            ask_for_huge_pages(slab)
+            # Padded rows of a ragged batch are masked, but 0 * NaN would be NaN.
+            slab.zero_()
         except (RuntimeError, MemoryError) as error:
             raise GenerationError(
                 f"no memory for a cache of {self.capacity} rows; "
                 "lower max_new_tokens or shorten the prompt"
             ) from error
-        ask_for_huge_pages(slab)
         self.slabs.append(slab)
         return slab
 

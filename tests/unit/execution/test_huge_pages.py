@@ -44,7 +44,7 @@ def test_memory_in_use_is_moved_and_keeps_its_values() -> None:
 
 @on_linux
 def test_fresh_memory_comes_in_huge_pages() -> None:
-    block = torch.zeros(64 * MIB, dtype=torch.uint8)
+    block = torch.empty(64 * MIB, dtype=torch.uint8)
     before = on_huge_pages()
     ask_for_huge_pages(block)
     block.fill_(3)
