@@ -2,8 +2,7 @@
 
 ``torch.nn.functional.linear`` reads a plain weight matrix anew at every call, in whatever layout it
 has; for a few rows most of its time goes into that. oneDNN can lay a weight out once for its own
-kernels. Torch offers this through two private operators, which its compiler uses when it freezes a
-model. They are used here and nowhere else, and only after they have been tried.
+kernels (see ``packed_operator``).
 
 Measured on two cores of an AMD EPYC (Zen 4), SmolLM2-135M, float32, 300 tokens of context, a whole
 step in milliseconds at 1, 2, 3, 8, 13 and 32 rows: 55, 89, 109, 76, 89, 118 plain; 37, 42, 38, 42,
@@ -23,76 +22,13 @@ from torch import Tensor, nn
 from decodekit.errors import ConfigError
 from decodekit.execution.fused import fused_linear, layers_lock
 from decodekit.execution.huge_pages import use_huge_pages
+from decodekit.execution.packed_operator import pack_weight, run_packed, span_of
 from decodekit.execution.release import release_mapped, trim_heap
 
-__all__ = [
-    "FEWEST_ROWS",
-    "PackedLinear",
-    "PackedRows",
-    "can_pack",
-    "can_pack_model",
-    "pack_linears",
-    "packed_linear",
-]
+__all__ = ["PackedLinear", "PackedRows", "can_pack", "can_pack_model", "pack_linears"]
 
 _MOST_TWICE = 0.25
 """A tied weight that is a larger part of the model is not held twice."""
-
-FEWEST_ROWS = 4
-"""Rows of a call at least: fewer are filled up, so whoever has some to spare may do it before."""
-
-
-def _run(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Run the private operator, on four rows at least.
-
-    For a row that is alone oneDNN adds up in another order than for two or more, and its result
-    would depend on whether there are others. And on the machine that was measured four rows take
-    less time than one, two or three.
-    """
-    width = states.shape[-1]
-    rows = states.numel() // width
-    if 0 < rows < FEWEST_ROWS:
-        few = states.reshape(rows, width)
-        more = few[-1:].expand(FEWEST_ROWS - rows, -1)
-        filled = _run(torch.cat([few, more]), packed, bias)
-        return filled[:rows].view(*states.shape[:-1], filled.shape[-1])
-    output: Tensor = torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
-    return output
-
-
-def packed_linear(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
-    """Return ``states @ weight.T + bias``, in a form that torch can compile.
-
-    Torch's compiler takes the private operator only with weights that are constants of the compiled
-    code, one copy of it per layer. Behind an operator of our own a packed weight is an argument.
-
-    Args:
-        states: [..., in].
-        packed: ``PackedLinear.packed``.
-        bias: [out], or None.
-        out: The number of outputs.
-    """
-    if not torch.compiler.is_compiling():
-        return _run(states, packed, bias)
-    output: Tensor = torch.ops.decodekit.packed_linear(states, packed, bias, out)
-    return output
-
-
-def _real(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
-    return _run(states, packed, bias)
-
-
-def _fake(states: Tensor, packed: Tensor, bias: Tensor | None, out: int) -> Tensor:
-    """Return a tensor of the right shape, by which the compiler plans."""
-    return states.new_empty((*states.shape[:-1], out))
-
-
-_library = torch.library.Library("decodekit", "DEF")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    "packed_linear(Tensor states, Tensor packed, Tensor? bias, int out) -> Tensor"
-)
-_library.impl("packed_linear", _real, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("decodekit::packed_linear", _fake, lib=_library)
 
 
 def _fixed(what: str) -> ConfigError:
@@ -114,12 +50,12 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.packed = pack_weight(linear.weight.detach())
         self.plain_bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, states: Tensor) -> Tensor:
         """Return ``states @ weight.T + bias`` for states [..., in_features]."""
-        return _run(states, self.packed, self.plain_bias)
+        return run_packed(states, self.packed, self.plain_bias)
 
     @property
     def weight(self) -> Tensor:
@@ -247,7 +183,9 @@ def pack_linears(model: nn.Module) -> int:
                 trim_heap()
                 replaced += len(group)
         if replaced:
-            use_huge_pages(_spans(model))
+            layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+            spans = [span_of(layer.packed) for layer in layers]
+            use_huge_pages([span for span in spans if span is not None])
     if not replaced and not packed_before:
         raise ConfigError(
             "execution=packed found no linear layer that can be packed here; use execution=eager",
@@ -255,17 +193,6 @@ def pack_linears(model: nn.Module) -> int:
             value="packed",
         )
     return replaced
-
-
-def _spans(model: nn.Module) -> list[tuple[int, int]]:
-    """Return where the packed weights lie: each first address, and the one behind the last."""
-    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
-    try:
-        starts = [torch.ops.mkldnn.data_ptr(layer.packed) for layer in layers]
-        sizes = [torch.ops.mkldnn._nbytes(layer.packed) for layer in layers]
-    except (AttributeError, RuntimeError):  # they are private too
-        return []
-    return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _too_large_to_hold_twice(model: nn.Module) -> set[int]:

@@ -28,7 +28,7 @@ from decodekit.adapters.llama.rope import RotaryTable
 from decodekit.adapters.llama.snapshot import Snapshot
 from decodekit.adapters.llama.weights import LayerWeights, layer_weights, project, projection
 from decodekit.execution.compiled import CompiledRows
-from decodekit.execution.packed import FEWEST_ROWS
+from decodekit.execution.packed_operator import FEWEST_ROWS
 from decodekit.interfaces import AttentionBackend
 
 __all__ = ["Attend", "LeanForward"]

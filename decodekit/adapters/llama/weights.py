@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from decodekit.execution.fused import fuse_linears, have_biases_alike
-from decodekit.execution.packed import PackedLinear, PackedRows, packed_linear
+from decodekit.execution.packed import PackedLinear, PackedRows
+from decodekit.execution.packed_operator import packed_linear
 
 __all__ = ["LayerWeights", "Projection", "layer_weights", "project", "projection"]
 
