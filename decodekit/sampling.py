@@ -141,7 +141,7 @@ def _largest(rows: Tensor) -> tuple[Tensor, Tensor]:
     if rest:
         tops = torch.cat([tops, rows[:, blocks * _BLOCK :].amax(dim=-1, keepdim=True)], dim=-1)
     best, block = tops.max(dim=-1)
-    inside = block[:, None] * _BLOCK + torch.arange(_BLOCK)
+    inside = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=rows.device)
     inside.clamp_(max=rows.shape[-1] - 1)  # the last block may be shorter
     return best, block * _BLOCK + rows.gather(-1, inside).argmax(dim=-1)
 

@@ -33,7 +33,14 @@ def run_report(arguments: Sequence[str]) -> int:
     if is_record(path):
         if given:
             raise ConfigError(f"{path} is a profile, which has no reference", key="reference")
-        print(render_profile(read_record(path)))
+        record = read_record(path)
+        try:
+            text = render_profile(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path} is damaged: {type(error).__name__} {error}; measure again with job=profile"
+            ) from error
+        print(text)
         return 0
     header, measurements = read_measurements(path)
     reference = given[0] if given else header.get("reference")

@@ -190,9 +190,12 @@ SQUARE = [
 FLEX: dict[str, Any] = {"name": "flex", "compile": False}
 
 
+@pytest.mark.parametrize("backend", ["flash", "invariant"])
 @pytest.mark.parametrize(("name", "sampled", "processed", "batch"), SQUARE)
-def test_a_square_of_cells_for_flash(name: str, sampled: bool, processed: bool, batch: int) -> None:
-    check_cell(name, sampled, processed, "flash", batch)
+def test_a_square_of_cells(
+    name: str, sampled: bool, processed: bool, batch: int, backend: str
+) -> None:
+    check_cell(name, sampled, processed, backend, batch)
 
 
 @pytest.mark.parametrize(

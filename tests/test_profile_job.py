@@ -45,7 +45,7 @@ def test_a_profile_with_all_that_is_measured(
     assert code == 0
     assert "24 of 24" in err
     lines = out.splitlines()
-    assert lines[0].startswith(f"{checkpoint}, float32, adapter llama, backend sdpa, execution ")
+    assert lines[0].startswith(f"{checkpoint}, float32, adapter llama, backend auto, execution ")
     assert lines[2].startswith("reads ")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[6:12]]
     assert [row[:2] for row in cells] == [[c, r] for c in ("6", "20") for r in ("1", "2", "5")]
@@ -66,6 +66,21 @@ def test_a_profile_with_all_that_is_measured(
     # The report can be had again from the file, to the letter.
     assert main(["report", str(output)]) == 0
     assert capsys.readouterr().out == out
+
+
+def test_a_damaged_file_is_one_line(
+    capsys: pytest.CaptureFixture[str], checkpoint: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "curve.json"
+    assert profile(capsys, checkpoint, f"profile.output={output}")[0] == 0
+    record = json.loads(output.read_text(encoding="utf-8"))
+    point = {key: value for key, value in record["points"][0].items() if key != "ratio"}
+    for damage in ({"machine": None}, {"points": [point]}):
+        output.write_text(json.dumps({**record, **damage}))
+        assert main(["report", str(output)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert f"{output} is damaged: " in err
 
 
 def test_limits_are_the_counts_over_the_better_rates(
@@ -157,6 +172,10 @@ def test_a_profile_that_measured_nothing_leaves_the_old_file(
     ("arguments", "message"),
     [
         (["profile.rows=[0]"], "rows must be 1 or more, not 0"),
+        (
+            ["execution=compiled", "adapter=hf"],
+            "execution=compiled needs adapter=llama (the LLaMA ",
+        ),
         (["profile.rows=[4,2]"], "rows must ascend: profile.rows=[2,4]"),
         (["profile.rows=4"], "profile.rows must be a list: profile.rows=[...]"),
         (["profile.contexts=[126]"], "a step of 5 rows behind 126 tokens needs 129 positions"),

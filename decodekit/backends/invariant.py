@@ -22,7 +22,7 @@ S keys, P settled keys, D head dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -78,13 +78,24 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    """The mask to add, [B, 1, R, S] in float64, and the parts, if there are any to be made.
+    """What is seen, [B, R, S], and the parts of each sequence.
 
-    There is no mask where one row sees all there is.
+    Attributes:
+        visible: None where one row sees all there is.
+        parts: None where all rows go the same way, as they are.
     """
 
-    mask: Tensor | None
+    visible: Tensor | None
     parts: tuple[_Parts, ...] | None
+    _masks: list[Tensor] = field(default_factory=list)
+
+    def mask(self) -> Tensor | None:
+        """Return the whole mask to be added, [B, 1, R, S] in float64, made when it is needed."""
+        if self.visible is None:
+            return None
+        if not self._masks:
+            self._masks.append(bool_to_additive(self.visible, torch.float64)[:, None])
+        return self._masks[0]
 
 
 class InvariantBackend:
@@ -112,20 +123,21 @@ class InvariantBackend:
             )
         if window is not None and max(max(mask.positions) for mask in masks) < window:
             window = None  # it hides nothing
-        visible = wide = None
+        visible = None
         if len(masks) > 1 or masks[0].rows > 1 or window is not None:
             visible = pad_masks(list(masks), window=window, device=device)
-            wide = bool_to_additive(visible, torch.float64)[:, None]
-        # What a window hides would have to be left out of the dense part.
-        settles = device.type == "cpu" and dtype in _HALF and window is None
+        settles = device.type == "cpu" and dtype in _HALF
+        rows = [_rows_by_settled(mask, window, settles=settles) for mask in masks]
+        if not any(_lead_of(mask) or max(found) for mask, found in zip(masks, rows, strict=True)):
+            return _Lowered(visible, None)
         parts = tuple(
-            _Parts(*_lead(mask, visible, index, window, dtype), _groups(mask, wide, index, settles))
-            for index, mask in enumerate(masks)
+            _Parts(
+                *_lead(mask, visible, index, window, dtype),
+                _groups(mask, visible, index, found),
+            )
+            for index, (mask, found) in enumerate(zip(masks, rows, strict=True))
         )
-        plain = all(
-            not one.lead and not any(group.settled for group in one.groups) for one in parts
-        )
-        return _Lowered(wide, None if plain else parts)
+        return _Lowered(visible, parts)
 
     def attend(
         self,
@@ -142,7 +154,7 @@ class InvariantBackend:
         special = softcap is not None or sinks is not None or query.shape[-1] != value.shape[-1]
         if lowered.parts is None or special:
             output = wide_attention(
-                query, key, value, lowered.mask, scale=scale, softcap=softcap, sinks=sinks
+                query, key, value, lowered.mask(), scale=scale, softcap=softcap, sinks=sinks
             )
             return output.to(query.dtype).transpose(1, 2)
         query, key, value = (rows_in_one_piece(states) for states in (query, key, value))
@@ -165,6 +177,11 @@ class InvariantBackend:
         return output.transpose(1, 2)
 
 
+def _lead_of(mask: TreeMask) -> int:
+    """Return L, the leading rows if they are a prompt, else 0."""
+    return mask.lead if mask.lead > _LONG else 0
+
+
 def _lead(
     mask: TreeMask, visible: Tensor | None, index: int, window: int | None, dtype: torch.dtype
 ) -> tuple[int, int, Tensor | None]:
@@ -177,7 +194,7 @@ def _lead(
         window: The layers' sliding window.
         dtype: Of queries, keys and values.
     """
-    rows = mask.lead if mask.lead > _LONG else 0
+    rows = _lead_of(mask)
     keys = mask.prefix + rows
     causal = mask.prefix == 0 and (window is None or rows <= window)
     if not rows or causal or visible is None:
@@ -185,27 +202,48 @@ def _lead(
     return rows, keys, bool_to_additive(visible[index, :rows, :keys], dtype)
 
 
-def _groups(mask: TreeMask, wide: Tensor | None, index: int, settles: bool) -> tuple[_Group, ...]:
-    """Return the rows behind the lead, by how many settled keys they have.
+def _rows_by_settled(
+    mask: TreeMask, window: int | None, *, settles: bool
+) -> dict[int, list[int] | None]:
+    """Return the rows behind the lead by how many settled keys they have; None for all of them.
+
+    Nothing but a row's own position decides, so that it is the same for its token alone. A window
+    that hides something from a row leaves it nothing settled.
+    """
+    found: dict[int, list[int]] = {}
+    in_place = mask.prefix + mask.lead
+    for row in range(_lead_of(mask), mask.rows):
+        position = mask.positions[row]
+        settled = min(position - _DEEP, in_place) // _SETTLED * _SETTLED
+        if not settles or settled < _FROM or (window is not None and position >= window):
+            settled = 0
+        found.setdefault(settled, []).append(row)
+    groups: dict[int, list[int] | None] = {**found}
+    if len(found) == 1:
+        groups = dict.fromkeys(found)
+    return groups
+
+
+def _groups(
+    mask: TreeMask, visible: Tensor | None, index: int, found: dict[int, list[int] | None]
+) -> tuple[_Group, ...]:
+    """Return the rows behind the lead in groups.
 
     Args:
         mask: What the sequence's rows see.
-        wide: The mask of all sequences, [B, 1, R, S]; None if nothing is hidden.
+        visible: What all sequences' rows see, [B, R, S]; None if nothing is hidden.
         index: Which sequence.
-        settles: Whether keys are settled at all.
+        found: Of ``_rows_by_settled``.
     """
-    lead = mask.lead if mask.lead > _LONG else 0
-    by_settled: dict[int, list[int]] = {}
-    for row in range(lead, mask.rows):
-        far = min(mask.positions[row] - _DEEP, mask.prefix) if settles else 0
-        settled = far // _SETTLED * _SETTLED
-        by_settled.setdefault(settled if settled >= _FROM else 0, []).append(row)
     groups = []
-    for settled, rows in by_settled.items():
-        at: slice | Tensor = slice(lead, mask.rows)
-        if len(by_settled) > 1:
-            at = torch.tensor(rows, device=None if wide is None else wide.device)
-        hidden = None if wide is None else wide[index : index + 1, :, at, settled:]
+    for settled, rows in found.items():
+        at: slice | Tensor = slice(_lead_of(mask), mask.rows)
+        if rows is not None:
+            at = torch.tensor(rows, device=None if visible is None else visible.device)
+        hidden = None
+        if visible is not None:
+            seen = visible[index, at, settled:]
+            hidden = bool_to_additive(seen, torch.float64)[None, None]
         groups.append(_Group(at, settled, hidden))
     return tuple(groups)
 

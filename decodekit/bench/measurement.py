@@ -107,8 +107,8 @@ def measure(
 def _in_turn(contenders: list[Contender], turn: int) -> list[Contender]:
     """Return the contenders in the order of a turn.
 
-    The order rotates, so that each has every place equally often, and after each round it is turned
-    around, so that none always runs right after the same one.
+    The order rotates, so that each has every place about equally often, and after each round it is
+    turned around, so that none always runs right after the same one.
     """
     rounds, shift = divmod(turn, len(contenders))
     order = [*contenders[shift:], *contenders[:shift]]

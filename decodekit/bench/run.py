@@ -76,7 +76,9 @@ def run_bench(config: RunConfig) -> int:
         print("\ninterrupted; what follows is what was measured until then", file=sys.stderr)
     finally:
         print(file=sys.stderr)
-        print(render(measurements, reference=reference))
+        # Interrupted in the midst of the first prompt there is nothing to compare with yet.
+        if any(measurement.contender == reference for measurement in measurements):
+            print(render(measurements, reference=reference))
     if interrupted:
         return interrupted
     ours = {contender.name for contender in contenders[: len(bench.strategies)]}

@@ -102,7 +102,7 @@ def read_record(path: str) -> dict[str, Any]:
     """Return a stored curve, after checking that it is one.
 
     Raises:
-        ConfigError: It cannot be read, is something else, or was written by a later version.
+        ConfigError: It cannot be read, is something else, or was written by another version.
     """
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -48,7 +48,7 @@ def run_profile(config: RunConfig) -> int:
     model, _ = load(config)
     adapter = build_adapter(model, adapter=config.adapter, backend=config.backend)
     costs, uncounted = count_costs(model)  # packed layers cannot be counted any more
-    execution = prepare_execution(model, config.execution)
+    execution = prepare_execution(model, config.execution, adapter)
     timer = StepTimer(
         adapter,
         rows=settings.rows,

@@ -28,7 +28,12 @@ LAYOUT, DIM = (6, 2), 64
 
 
 def alone(
-    backend: AttentionBackend, plan: StepPlan, states: tuple[Tensor, Tensor, Tensor], node: int
+    backend: AttentionBackend,
+    plan: StepPlan,
+    states: tuple[Tensor, Tensor, Tensor],
+    node: int,
+    *,
+    window: int | None = None,
 ) -> Tensor:
     """Return the output of ``node`` as it is when its path was committed before, row by row."""
     query, key, value = states
@@ -37,26 +42,33 @@ def alone(
     places = [*range(lead), *(lead + one for one in path)]
     mask = StepPlan(len(places) - 1, (0,)).mask()
     row = query[:, :, plan.anchor_row + 1 + node][:, :, None]
-    return attend(backend, [mask], (row, key[:, :, places], value[:, :, places]))[0, 0]
+    parts = (row, key[:, :, places], value[:, :, places])
+    return attend(backend, [mask], parts, window=window)[0, 0]
 
 
 @settings(max_examples=40)
 @given(
     prefix=st.integers(0, 400) | st.integers(0, 2600) | st.sampled_from([287, 288, 543, 544]),
-    pending=st.integers(1, 3),
+    pending=st.integers(1, 3) | st.integers(10, 600),
     tree=trees(max_nodes=40),
+    window=st.none() | st.integers(280, 700),
     dtype=st.sampled_from(HALF),
     seed=st.integers(0, 99),
 )
 def test_a_node_has_the_bits_of_its_path_committed_alone(
-    prefix: int, pending: int, tree: TokenTree, dtype: torch.dtype, seed: int
+    prefix: int,
+    pending: int,
+    tree: TokenTree,
+    window: int | None,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
     plan = StepPlan(prefix, (0,) * pending, tree)
     states = random_states([plan.mask()], LAYOUT, dtype, seed, dim=DIM)
     for backend in (InvariantBackend(), build_backend("auto")):
-        output = attend(backend, [plan.mask()], states)[0]
+        output = attend(backend, [plan.mask()], states, window=window)[0]
         for node in range(len(tree)):
-            expected = alone(backend, plan, states, node)
+            expected = alone(backend, plan, states, node, window=window)
             assert torch.equal(output[plan.anchor_row + 1 + node], expected)
 
 
@@ -136,3 +148,13 @@ def test_strategies_write_the_same_tokens_in_half_precision(kind: str, adapter: 
         for strategy in STRATEGIES
     ]
     assert all(answer.tokens == answers[0].tokens for answer in answers)
+
+
+def test_a_window_is_looked_at_row_by_row() -> None:
+    """A node from which it hides something must not change how its neighbours are added up."""
+    plan = StepPlan(300, (0,), TokenTree.chain((0,) * 30))
+    states = random_states([plan.mask()], LAYOUT, torch.bfloat16, dim=DIM)
+    output = attend(InvariantBackend(), [plan.mask()], states, window=320)[0]
+    for node in range(30):  # at positions 301 to 330
+        expected = alone(InvariantBackend(), plan, states, node, window=320)
+        assert torch.equal(output[1 + node], expected), node
