@@ -17,9 +17,10 @@ from decodekit.adapters.llama.layer import between_attentions
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import ConfigError
-from decodekit.execution import compiled, packed
+from decodekit.execution import compiled
 from decodekit.execution.compiled import ROWS, CompiledRows
 from decodekit.execution.packed import PackedLinear, can_pack
+from decodekit.execution.packed_operator import packed_linear
 from decodekit.factory import build_strategy, prepare_execution
 from decodekit.interfaces import Compilation
 from decodekit.plan import StepPlan
@@ -147,6 +148,7 @@ def test_what_was_compiled_is_run(
 
 @needs_packing
 def test_it_packs_on_a_cpu_and_the_decoder_says_what_it_cost() -> None:
+    torch._dynamo.reset()  # what another test compiled in this process would be used
     model = own_model()
     decoder = Decoder.from_model(model, adapter="llama", execution="compiled")
     assert isinstance(model.lm_head, PackedLinear)
@@ -219,7 +221,7 @@ def test_the_decoder_says_which_execution_was_picked(mode: str, expected: str) -
 def test_a_packed_weight_as_an_argument_of_compiled_code(bias: bool) -> None:
     """The operator behind it, alone: one compilation serves two layers."""
     layers = [PackedLinear(torch.nn.Linear(16, 24, bias=bias)) for _ in range(2)]
-    function = torch.compile(packed.packed_linear, fullgraph=True, dynamic=False, backend="eager")
+    function = torch.compile(packed_linear, fullgraph=True, dynamic=False, backend="eager")
     states = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     before = counters["stats"]["unique_graphs"]
     with torch.inference_mode():
