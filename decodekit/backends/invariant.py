@@ -202,10 +202,8 @@ def _lead(
     return rows, keys, bool_to_additive(visible[index, :rows, :keys], dtype)
 
 
-def _rows_by_settled(
-    mask: TreeMask, window: int | None, *, settles: bool
-) -> dict[int, list[int] | None]:
-    """Return the rows behind the lead by how many settled keys they have; None for all of them.
+def _rows_by_settled(mask: TreeMask, window: int | None, *, settles: bool) -> dict[int, list[int]]:
+    """Return the rows behind the lead by how many settled keys they have.
 
     Nothing but a row's own position decides, so that it is the same for its token alone. A window
     that hides something from a row leaves it nothing settled.
@@ -218,14 +216,11 @@ def _rows_by_settled(
         if not settles or settled < _FROM or (window is not None and position >= window):
             settled = 0
         found.setdefault(settled, []).append(row)
-    groups: dict[int, list[int] | None] = {**found}
-    if len(found) == 1:
-        groups = dict.fromkeys(found)
-    return groups
+    return found
 
 
 def _groups(
-    mask: TreeMask, visible: Tensor | None, index: int, found: dict[int, list[int] | None]
+    mask: TreeMask, visible: Tensor | None, index: int, found: dict[int, list[int]]
 ) -> tuple[_Group, ...]:
     """Return the rows behind the lead in groups.
 
@@ -238,7 +233,7 @@ def _groups(
     groups = []
     for settled, rows in found.items():
         at: slice | Tensor = slice(_lead_of(mask), mask.rows)
-        if rows is not None:
+        if len(found) > 1:
             at = torch.tensor(rows, device=None if visible is None else visible.device)
         hidden = None
         if visible is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,11 +18,9 @@ from typing import Any
 import torch
 
 from decodekit.errors import ConfigError, shortened
+from decodekit.execution.sizes import ROWS, rounded_rows
 
 __all__ = ["ROWS", "CompiledRows"]
-
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""The numbers of rows that are compiled for."""
 
 _MOST_CODES = 1024  # torch stops compiling one function anew after 8 times
 
@@ -48,10 +45,10 @@ class CompiledRows:
 
     def for_rows(self, rows: int) -> tuple[int, Callable[..., Any]]:
         """Return how many rows have to be added to ``rows``, and the function for that many."""
-        place = bisect_left(ROWS, rows)
-        if place == len(ROWS):
+        size = rounded_rows(rows, ROWS)
+        if size is None:
             return 0, self._function
-        return ROWS[place] - rows, _compiled(self._function)
+        return size - rows, _compiled(self._function)
 
     @contextmanager
     def counted(self) -> Iterator[None]:

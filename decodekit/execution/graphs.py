@@ -7,7 +7,6 @@ records and replays is a function (``Capture``); ``cuda_capture`` is the one for
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -18,17 +17,12 @@ from torch import Tensor
 from decodekit.errors import ConfigError
 
 __all__ = [
-    "GRAPH_ROWS",
     "Capture",
     "Recordings",
     "check_graphs",
     "cuda_capture",
     "rounded_keys",
-    "rounded_rows",
 ]
-
-GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""The numbers of rows, per sequence, that are recorded; a pass with more runs as it is."""
 
 _LEAST_KEYS = 256
 _MOST_RECORDINGS = 32
@@ -40,12 +34,6 @@ Capture: TypeAlias = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 The result of a repetition lies in the same memory each time: the next one overwrites it."""
 
 _Recorded = TypeVar("_Recorded")
-
-
-def rounded_rows(rows: int) -> int | None:
-    """Return the least of ``GRAPH_ROWS`` that ``rows`` fit in; None for a pass that has more."""
-    place = bisect_left(GRAPH_ROWS, rows)
-    return None if place == len(GRAPH_ROWS) else GRAPH_ROWS[place]
 
 
 def rounded_keys(keys: int, most: int) -> int:

@@ -110,12 +110,14 @@ class LlamaCache:
                 dtype=self.dtype,
                 device=self.device,
             )
-        self._places = self._storage.places(self._slab) if len(rows) == 1 else None
+        self._places = None  # a recorded pass needs none
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's rows [b, K, R, D]; return views of all rows so far, [b, K, S, D]."""
         assert self._slab is not None, "begin() comes first"
-        if self._places is not None:
+        if len(self.lengths) == 1:
+            if self._places is None:
+                self._places = self._storage.places(self._slab)
             written, read = self._places
             written[2 * layer].copy_(keys[0])
             written[2 * layer + 1].copy_(values[0])

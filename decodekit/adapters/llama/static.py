@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.adapters.llama.weights import LayerWeights
-from decodekit.execution.graphs import Capture, rounded_keys, rounded_rows
+from decodekit.execution.graphs import Capture, rounded_keys
+from decodekit.execution.sizes import rounded_rows
 from decodekit.mask import TreeMask, pad_masks
 from decodekit.plan import StepPlan, padded_rows
 

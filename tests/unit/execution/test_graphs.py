@@ -20,7 +20,8 @@ from decodekit.backends.eager import EagerBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import ConfigError
 from decodekit.execution import graphs
-from decodekit.execution.graphs import Recordings, check_graphs, rounded_keys, rounded_rows
+from decodekit.execution.graphs import Recordings, check_graphs, rounded_keys
+from decodekit.execution.sizes import rounded_rows
 from decodekit.factory import build_strategy, prepare_execution
 from decodekit.plan import StepPlan
 from decodekit.tree import ROOT, TokenTree
