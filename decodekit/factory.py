@@ -43,7 +43,7 @@ __all__ = [
     "prepare_execution",
 ]
 
-EXECUTIONS = ("auto", "eager", "packed", "compiled", "graphs")
+EXECUTIONS = ("auto", "eager", "packed", "native", "compiled", "graphs")
 
 
 def load(config: DecoderConfig) -> tuple[Any, Any]:
@@ -120,8 +120,9 @@ def prepare_execution(model: Any, mode: str, adapter: ModelAdapter | None = None
     check_execution(mode)
     can_pack = can_pack_model(model)
     if mode == "auto":
-        mode = "packed" if can_pack else "eager"
-    if mode in ("compiled", "graphs") and not isinstance(adapter, HasExecution):
+        native = isinstance(adapter, HasExecution) and adapter.native_obstacle() is None
+        mode = "native" if native else "packed" if can_pack else "eager"
+    if mode in ("native", "compiled", "graphs") and not isinstance(adapter, HasExecution):
         name = getattr(adapter, "name", type(adapter).__name__)
         raise ConfigError(
             f"execution={mode} needs adapter=llama (the LLaMA family), not {name}; "
@@ -136,7 +137,7 @@ def prepare_execution(model: Any, mode: str, adapter: ModelAdapter | None = None
     if mode == "packed" or (mode == "compiled" and can_pack):
         pack_linears(model)
     if isinstance(adapter, HasExecution):
-        adapter.use_execution(mode if mode in ("compiled", "graphs") else "eager")
+        adapter.use_execution(mode if mode in ("native", "compiled", "graphs") else "eager")
     return mode
 
 

@@ -239,14 +239,18 @@ class HasExecution(Protocol):
 
     @property
     def compilation(self) -> Compilation | None:
-        """What ``compiled`` has cost so far; None under any other way."""
+        """What compiling has cost so far; None where nothing is compiled."""
+        ...
+
+    def native_obstacle(self) -> str | None:
+        """Return why ``native`` cannot work here, in one clause; None if it can."""
         ...
 
     def use_execution(self, mode: str) -> None:
         """Launch passes in another way from now on; caches made before must not be used again.
 
         Args:
-            mode: ``eager``, ``compiled`` or ``graphs``.
+            mode: ``eager``, ``native``, ``compiled`` or ``graphs``.
 
         Raises:
             ConfigError: That way cannot work here.

@@ -15,25 +15,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from decodekit.cache_dir import cache_dir
 from decodekit.errors import CheckpointError
 from decodekit.models.reporting import Log, one_line, to_stderr
 
-__all__ = ["MANIFEST", "cache_dir", "cached_directory", "flaw"]
+__all__ = ["MANIFEST", "cached_directory", "flaw"]
 
 MANIFEST = "decodekit.json"
-
-
-def cache_dir() -> Path:
-    """Where built models are kept; it may not exist yet.
-
-    Returns:
-        ``$DECODEKIT_CACHE``, else ``$XDG_CACHE_HOME/decodekit``, else ``~/.cache/decodekit``.
-    """
-    own = os.environ.get("DECODEKIT_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "decodekit"
 
 
 def flaw(directory: Path, key: str) -> str | None:

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decodekit.adapters.llama.cache import LlamaCache
+from decodekit.adapters.llama.cache import LlamaCache, SequenceRows
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.adapters.llama.layer import between_attentions
+from decodekit.adapters.llama.native import NativeForward, native_obstacle
 from decodekit.adapters.llama.static import run_recorded
 from decodekit.adapters.llama.support import check_support
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.execution.compiled import CompiledRows
 from decodekit.execution.fused import layers_lock
 from decodekit.execution.graphs import Capture, check_graphs, cuda_capture
+from decodekit.execution.native.library import NativeLibrary, native_library
 from decodekit.interfaces import AttentionBackend, Compilation, KVCache
 from decodekit.mask import TreeMask
 from decodekit.model_facts import eos_token_ids_of, max_positions_of
 from decodekit.plan import StepPlan, check_prefixes, padded_rows
 
 __all__ = ["LlamaAdapter"]
+
+
+class _Passes(NamedTuple):
+    """The passes over one model's weights: in torch, and in C++ if that was asked for."""
+
+    lean: LeanForward
+    native: NativeForward | None
 
 
 class LlamaAdapter:
@@ -48,13 +59,14 @@ class LlamaAdapter:
         check_support(model)
         self.model = model
         self.backend = backend
-        self._lean: LeanForward | None = None
+        self._passes: _Passes | None = None
+        self._library: NativeLibrary | None = None
         self._compiled: CompiledRows | None = None
         self._capture: Capture | None = None
         # One token through all layers: what a backend refuses, it refuses now, not in mid-text.
         self.forward([StepPlan(prefix=0, pending=(0,))], self.new_cache(batch=1, capacity=1))
         # Whoever packs the model next must not find its weights held here.
-        self._lean = None
+        self._passes = None
 
     @property
     def vocab_size(self) -> int:
@@ -89,7 +101,9 @@ class LlamaAdapter:
 
     @property
     def compilation(self) -> Compilation | None:
-        """What ``execution=compiled`` has cost so far; None under any other."""
+        """What compiling has cost so far; None where nothing is compiled."""
+        if self._library is not None:
+            return Compilation(int(self._library.seconds > 0), self._library.seconds)
         compiled = self._compiled
         if compiled is None:
             return None
@@ -99,12 +113,21 @@ class LlamaAdapter:
         """Launch passes in another way from now on; see ``HasExecution.use_execution``.
 
         Args:
-            mode: ``eager``, ``compiled`` or ``graphs``.
+            mode: ``eager``, ``native``, ``compiled`` or ``graphs``.
             capture: What records a pass for ``graphs``.
 
         Raises:
-            ConfigError: There is no compiler, no GPU, or the backend is none that can be recorded.
+            ConfigError: There is no compiler, no GPU, the backend is none that can be recorded, or
+                the model is none that ``native`` has kernels for.
         """
+        if mode == "native":
+            reason = self.native_obstacle()
+            if reason is not None:
+                raise ConfigError(
+                    f"execution=native cannot run this: {reason}; use execution=auto",
+                    key="execution",
+                    value="native",
+                )
         if mode == "graphs":
             if capture is cuda_capture:
                 check_graphs(self.model.get_input_embeddings().weight.device)
@@ -115,6 +138,8 @@ class LlamaAdapter:
                     key="backend",
                     value=self.backend.name,
                 )
+        self._library = native_library() if mode == "native" else None
+        self._passes = None
         self._capture = capture if mode == "graphs" else None
         self._compiled = CompiledRows(between_attentions) if mode == "compiled" else None
         if mode != "eager":  # what cannot work fails now, not in mid-text
@@ -126,9 +151,11 @@ class LlamaAdapter:
         if not isinstance(cache, LlamaCache):
             raise GenerationError(f"the 'llama' adapter cannot use a {type(cache).__name__}")
         check_prefixes(plans, cache.lengths)
-        lean = self._current()
+        lean, native = self._current()
         cache.suit(dtype=lean.dtype, device=lean.device)
         cache.begin([plan.rows for plan in plans])
+        if native is not None:
+            return native.run(plans, cache, partial(self._run_prompt, lean))
         masks = [plan.mask() for plan in plans]
         if self._capture is not None and cache.has_spare:
             recorded = run_recorded(lean, plans, masks, cache, self._capture)
@@ -140,15 +167,35 @@ class LlamaAdapter:
         with nullcontext() if self._compiled is None else self._compiled.counted():
             return self._run(lean, plans, masks, cache)
 
+    def native_obstacle(self) -> str | None:
+        """Return why ``execution=native`` cannot work with this model and backend; None if it can.
+
+        Compiles the library if that has not been done before.
+        """
+        if self.backend.name != "auto":
+            return f"it attends by itself, so it needs backend=auto, not {self.backend.name}"
+        lean = self._current().lean
+        if lean.device.type != "cpu":  # before anything is compiled
+            return f"it is for the CPU, and the model is on {lean.device}"
+        try:
+            return native_obstacle(lean, native_library())
+        except ConfigError as error:
+            return str(error)
+
+    def _run_prompt(self, lean: LeanForward, plan: StepPlan, cache: SequenceRows) -> Tensor:
+        """Run the pending rows of a plan alone; return the anchor's logits, [1, V]."""
+        pending = StepPlan(plan.prefix, plan.pending)
+        return self._run(lean, [pending], [pending.mask()], cache)[0]
+
     def _run(
         self,
         lean: LeanForward,
         plans: Sequence[StepPlan],
         masks: list[TreeMask],
-        cache: LlamaCache,
+        cache: LlamaCache | SequenceRows,
     ) -> list[Tensor]:
         rows = max(plan.rows for plan in plans)
-        tokens, positions = torch.tensor(padded_rows(plans), device=cache.device)
+        tokens, positions = torch.tensor(padded_rows(plans), device=lean.device)
         logits = lean.run(
             tokens,
             positions,
@@ -163,7 +210,7 @@ class LlamaAdapter:
             backend=self.backend,
             lowered={
                 window: self.backend.lower(
-                    masks, window=window, dtype=cache.dtype, device=cache.device
+                    masks, window=window, dtype=lean.dtype, device=lean.device
                 )
                 for window in lean.windows
             },
@@ -171,13 +218,18 @@ class LlamaAdapter:
         )
         return list(torch.split(logits, [1 + len(plan.tree) for plan in plans]))
 
-    def _current(self) -> LeanForward:
-        """Return the forward pass over the model's weights, made anew if they were exchanged."""
-        lean = self._lean  # another thread may exchange it meanwhile
-        if lean is None or not lean.is_of(self.model):
-            self._lean = lean = None  # let go of the old weights first
+    def _current(self) -> _Passes:
+        """Return the passes over the model's weights, made anew if they were exchanged."""
+        passes = self._passes  # another thread may exchange it meanwhile
+        if passes is None or not passes.lean.is_of(self.model):
+            self._passes = passes = None  # let go of the old weights first
             # Packed meanwhile, the old weights would be held as well, and nothing would tell.
             with layers_lock:
                 check_support(self.model)
-                self._lean = lean = LeanForward(self.model)
-        return lean
+                lean = LeanForward(self.model)
+                native = None
+                # A model that was changed into one that there are no kernels for still runs.
+                if self._library is not None and native_obstacle(lean, self._library) is None:
+                    native = NativeForward(lean, self._library)
+                self._passes = passes = _Passes(lean, native)
+        return passes

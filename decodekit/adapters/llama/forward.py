@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 from transformers import MistralConfig, PreTrainedModel
 
-from decodekit.adapters.llama.cache import LlamaCache
+from decodekit.adapters.llama.cache import LlamaCache, SequenceRows
 from decodekit.adapters.llama.layer import (
     between_attentions,
     into_attention,
@@ -47,22 +47,22 @@ class LeanForward:
 
     def __init__(self, model: PreTrainedModel) -> None:
         core = model.model
-        self._embedding = core.embed_tokens.weight.detach()
-        self._layers = [
+        self.embedding = core.embed_tokens.weight.detach()
+        self.layers = [
             layer_weights(layer, window=_window(model.config, layer.self_attn))
             for layer in core.layers[: model.config.num_hidden_layers]
         ]
         # Packed layers fill few rows up: here it is done once for all of them.
-        self._fewest = FEWEST_ROWS if self._layers[0].qkv[0].packed else 0
-        self._norm = core.norm.weight.detach()
-        self._epsilon = float(core.norm.variance_epsilon)
-        self._head = projection(model.lm_head)
-        self._rotary = RotaryTable(
-            core.rotary_emb, dtype=self._embedding.dtype, device=self._embedding.device
+        self._fewest = FEWEST_ROWS if self.layers[0].qkv[0].packed else 0
+        self.norm = core.norm.weight.detach()
+        self.epsilon = float(core.norm.variance_epsilon)
+        self.head = projection(model.lm_head)
+        self.rotary = RotaryTable(
+            core.rotary_emb, dtype=self.embedding.dtype, device=self.embedding.device
         )
-        self.dtype, self.device = self._embedding.dtype, self._embedding.device
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self._snapshot = Snapshot(model)
-        self.windows = frozenset(layer.window for layer in self._layers)
+        self.windows = frozenset(layer.window for layer in self.layers)
         """The sliding windows of all layers, None for full attention."""
 
     def is_of(self, model: PreTrainedModel) -> bool:
@@ -76,7 +76,7 @@ class LeanForward:
         *,
         end: int,
         wanted: Sequence[int],
-        cache: LlamaCache,
+        cache: LlamaCache | SequenceRows,
         backend: AttentionBackend,
         lowered: Mapping[int | None, Any],
         between: CompiledRows | None = None,
@@ -88,7 +88,7 @@ class LeanForward:
             positions: [B, R].
             end: More than any position.
             wanted: Places in the B * R rows, sequence after sequence.
-            cache: Made ready by ``begin``; the rows' keys and values are written to it.
+            cache: Made ready; the rows' keys and values are written to it.
             backend: The attention kernel.
             lowered: The step's masks by window, as ``backend.lower`` returned them.
             between: ``layer.between_attentions``, compiled; None runs it as it is.
@@ -109,7 +109,7 @@ class LeanForward:
 
     def cosines(self, positions: Tensor, *, end: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines for positions [B, R] below ``end``, both [B * R, 1, D]."""
-        cos, sin = self._rotary.at(positions, end=end)
+        cos, sin = self.rotary.at(positions, end=end)
         return cos.flatten(0, 1), sin.flatten(0, 1)
 
     def run_static(
@@ -138,8 +138,8 @@ class LeanForward:
         between: CompiledRows | None,
     ) -> Tensor:
         """Return what comes out of the last layer, [N, E]."""
-        layers, epsilon = self._layers, self._epsilon
-        hidden = embedding(tokens, self._embedding)
+        layers, epsilon = self.layers, self.epsilon
+        hidden = embedding(tokens, self.embedding)
         turned, value = into_attention(layers[0], hidden, cos, sin, epsilon)
         count = len(hidden)
         padding, step = max(0, self._fewest - count), between_attentions
@@ -159,7 +159,7 @@ class LeanForward:
         return out_of_attention(layers[-1], hidden[:count], output, epsilon)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return project(self._head, normed(hidden, self._norm, self._epsilon))
+        return project(self.head, normed(hidden, self.norm, self.epsilon))
 
 
 def _padded(states: Tensor, rows: int) -> Tensor:

@@ -39,11 +39,15 @@ class RotaryTable:
             positions: [B, R].
             end: More than any of them; given, so that nobody has to wait for the device.
         """
+        cos, sin = embedding(positions, self.up_to(end))[:, :, None].chunk(2, dim=-1)
+        return cos, sin
+
+    def up_to(self, end: int) -> Tensor:
+        """Return cosines and signed sines, side by side, of all positions below ``end`` or more."""
         table = self._table  # another thread may exchange it meanwhile, for a shorter one too
         if end > len(table):
             self._table = table = self._computed(max(_LEAST, 2 ** (end - 1).bit_length()))
-        cos, sin = embedding(positions, table)[:, :, None].chunk(2, dim=-1)
-        return cos, sin
+        return table
 
     def _computed(self, count: int) -> Tensor:
         positions = torch.arange(count, device=self._like.device)[None]

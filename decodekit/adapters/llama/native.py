@@ -1,0 +1,152 @@
+"""The lean forward pass with its few rows in C++; see ``decodekit.execution.native``.
+
+A long prompt goes through torch, whose matrix products are faster for many rows; what is guessed,
+and what was accepted since, through the library. Which way a row goes is decided by what is known
+to be committed alone, so it is the same for every strategy, and with it the row's bits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from decodekit.adapters.llama.cache import LlamaCache, SequenceRows
+from decodekit.adapters.llama.forward import LeanForward
+from decodekit.adapters.llama.weights import LayerWeights, Projection
+from decodekit.execution.huge_pages import use_huge_pages
+from decodekit.execution.native.library import (
+    LANES,
+    NativeLibrary,
+    NativeModel,
+    Step,
+    native_library,
+)
+from decodekit.plan import StepPlan
+
+__all__ = ["NativeForward", "RunPrompt", "native_obstacle"]
+
+_LONG = 32
+"""More pending rows than this are a prompt."""
+
+RunPrompt = Callable[[StepPlan, SequenceRows], Tensor]
+"""Runs the pending rows of a plan through torch; returns the anchor's logits, [1, V]."""
+
+
+def native_obstacle(lean: LeanForward, library: NativeLibrary) -> str | None:
+    """Return why the library cannot run a model; None if it can."""
+    if lean.dtype not in (torch.float32, torch.bfloat16):
+        return f"it has kernels for float32 and bfloat16, not {lean.dtype}"
+    for layer in lean.layers:
+        if not _is_silu(layer.activation):
+            return f"the activation is {type(layer.activation).__name__}, not SiLU"
+        projections = (layer.qkv, layer.out, layer.gate_up, layer.down, lean.head)
+        if any(len(parts) > 1 or parts[0].packed for parts in projections):
+            return "its weights were packed, or exchanged one by one"
+    dim = lean.layers[0].out[0].weight.shape[1] // lean.layers[0].heads
+    if not library.has_heads_of(dim, lean.dtype):
+        return f"it has no kernel for heads of {dim} numbers"
+    vocabulary, hidden = lean.head[0].weight.shape
+    inner = lean.layers[0].down[0].weight.shape[1]
+    for name, size in {"hidden": hidden, "MLP": inner, "vocabulary": vocabulary}.items():
+        if size % LANES:
+            return f"its {name} size, {size}, is no multiple of {LANES}"
+    return None
+
+
+def _is_silu(activation: object) -> bool:
+    if type(activation) not in (nn.SiLU, type(ACT2FN["silu"])):
+        return False
+    return "forward" not in vars(activation) and not (
+        activation._forward_hooks or activation._forward_pre_hooks
+    )
+
+
+class NativeForward:
+    """Runs steps of one model.
+
+    Args:
+        lean: Without an obstacle; its weights are read where they are.
+        library: The compiled functions.
+    """
+
+    def __init__(self, lean: LeanForward, library: NativeLibrary) -> None:
+        self._lean, self._library = lean, library
+        first = lean.layers[0]
+        weights = {
+            "embedding": lean.embedding,
+            "norm": lean.norm,
+            "head": lean.head[0].weight,
+            "head_bias": lean.head[0].bias,
+        }
+        layers = [_weights_of(layer) for layer in lean.layers]
+        self._model = NativeModel(
+            weights, layers, heads=first.heads, kv_heads=first.kv_heads, epsilon=lean.epsilon
+        )
+        tensors = [*weights.values(), *(each for layer in layers for each in layer.values())]
+        use_huge_pages(
+            (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+            for tensor in tensors
+            if isinstance(tensor, Tensor)
+        )
+
+    def run(
+        self, plans: Sequence[StepPlan], cache: LlamaCache, run_prompt: RunPrompt
+    ) -> list[Tensor]:
+        """Return the logits [1 + T, V] of B plans; see ``ModelAdapter.forward``."""
+        step = Step(*(array("i") for _ in range(7)))
+        prompts: list[Tensor | None] = []
+        asked: list[int] = []
+        end = 0
+        for index, plan in enumerate(plans):
+            start, lead, prefix = len(step.token), len(plan.pending), plan.prefix
+            tin, tout = plan.tree.intervals
+            tokens, positions = plan.tokens, plan.positions
+            end = max(end, 1 + max(positions))
+            if lead > _LONG:
+                prompts.append(run_prompt(plan, cache.only(index, lead)))
+                prefix, tokens, positions = prefix + lead, tokens[lead:], positions[lead:]
+                step.wanted.extend(range(start, start + len(tokens)))
+            else:
+                prompts.append(None)
+                rows = len(tokens)
+                tin = (*range(lead), *(lead + time for time in tin))
+                tout = (*(rows,) * lead, *(lead + time for time in tout))
+                step.wanted.extend(range(start + lead - 1, start + rows))
+            asked.append(len(step.wanted))
+            step.start.append(start)
+            step.prefix.append(prefix)
+            step.token.extend(tokens)
+            step.position.extend(positions)
+            step.tin.extend(tin)
+            step.tout.extend(tout)
+        step.start.append(len(step.token))
+        if not step.token:
+            return [logits for logits in prompts if logits is not None]
+        turns = self._lean.rotary.up_to(end)
+        found = self._library.run(self._model, step, turns=turns, cache=cache.memory)
+        parts = found.tensor_split(asked[:-1])
+        return [
+            part if prompt is None else torch.cat([prompt, part])
+            for prompt, part in zip(prompts, parts, strict=True)
+        ]
+
+
+def _weights_of(layer: LayerWeights) -> dict[str, object]:
+    def plain(name: str, projection: Projection) -> dict[str, Tensor | None]:
+        (part,) = projection
+        return {name: part.weight, f"{name}_bias": part.bias}
+
+    return {
+        "attention_norm": layer.attention_norm,
+        "mlp_norm": layer.mlp_norm,
+        **plain("qkv", layer.qkv),
+        **plain("out", layer.out),
+        **plain("gate_up", layer.gate_up),
+        **plain("down", layer.down),
+        "window": layer.window,
+        "scale": layer.scale,
+    }

@@ -1,0 +1,4 @@
+"""Passes of few rows in C++: the matrix products, the attention and all that lies between them.
+
+``pass.cpp`` says what is computed, ``build`` compiles it once for this machine, ``library`` calls it.
+"""

@@ -1,0 +1,129 @@
+"""Compiles the C++ sources beside this file, once for a machine, and keeps the result.
+
+What the processor has decides which instructions are used, so code is compiled where it runs. The
+compiler is ``$CXX``, else the first of ``c++``, ``g++`` and ``clang++`` on the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from decodekit.cache_dir import cache_dir
+from decodekit.errors import ConfigError, shortened
+
+__all__ = ["Built", "build_library"]
+
+_SOURCES = ("pass.cpp", "attention.h", "linear.h", "vectors.h")
+
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-Wno-psabi")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A compiled library.
+
+    Attributes:
+        path: The file.
+        seconds: How long the compiler took just now; 0 if the file was there.
+    """
+
+    path: Path
+    seconds: float
+
+
+def build_library(flags: Sequence[str] | None = None) -> Built:
+    """Return the library, compiled now if this machine has none of these sources and flags.
+
+    Processes that ask at once may all compile; each sees a whole file.
+
+    Args:
+        flags: What the compiler is told of the processor; None for all that this one has.
+
+    Raises:
+        ConfigError: There is no compiler, it fails, or the result cannot be kept.
+    """
+    if sys.platform != "linux":
+        raise _unavailable(f"it is made for Linux, not {sys.platform}")
+    compiler = _compiler()
+    if flags is None:
+        flags = ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
+    arguments = [*compiler, *_FLAGS, *flags]
+    sources = files(__package__)
+    texts = [sources.joinpath(name).read_bytes() for name in _SOURCES]
+    key = hashlib.sha256(b"\0".join([*texts, repr((arguments, _version(compiler))).encode()]))
+    key.update(_processor())
+    final = cache_dir() / "native" / f"{key.hexdigest()[:16]}.so"
+    if final.is_file():
+        return Built(final, 0.0)
+    start = time.perf_counter()
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=final.parent, prefix=".building-") as directory:
+            for name, text in zip(_SOURCES, texts, strict=True):
+                Path(directory, name).write_bytes(text)
+            made = Path(directory, "made.so")
+            _run([*arguments, str(Path(directory, _SOURCES[0])), "-o", str(made)])
+            os.replace(made, final)
+    except OSError as error:
+        raise _unavailable(
+            f"cannot write to {final.parent} ({error.strerror or error}); set DECODEKIT_CACHE to "
+            "a directory that can be written"
+        ) from error
+    return Built(final, time.perf_counter() - start)
+
+
+def _compiler() -> list[str]:
+    named = os.environ.get("CXX")
+    if named:
+        command = shlex.split(named)
+        if command and shutil.which(command[0]):
+            return command
+        raise _unavailable(f"there is no compiler {named!r}, which CXX names")
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise _unavailable("there is no C++ compiler (c++, g++ or clang++; or name one in CXX)")
+
+
+def _version(compiler: list[str]) -> str:
+    return _run([*compiler, "--version"])
+
+
+def _processor() -> bytes:
+    """Return what tells this kind of processor from others that may share the directory."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor().encode()
+    first = lines[: lines.index("")] if "" in lines else lines
+    kinds = ("model name", "model", "flags", "features", "cpu part", "cpu variant")
+    return "\n".join(line for line in first if line.lower().startswith(kinds)).encode()
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        said = next((line for line in lines if "error" in line.lower()), " ".join(lines[:1]))
+        raise _unavailable(f"{command[0]} failed: {shortened(said)}")
+    return done.stdout
+
+
+def _unavailable(reason: str) -> ConfigError:
+    return ConfigError(
+        f"the library cannot be compiled here: {reason}",
+        key="execution",
+        value="native",
+    )

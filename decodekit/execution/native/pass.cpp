@@ -1,0 +1,411 @@
+// One pass of a few rows through all layers of a LLaMA-like model: Touvron et al., arXiv 2302.13971.
+//
+// A row's results depend on its token, its position and the keys that it sees, in order, and on
+// nothing else: not on other rows, places in memory or threads. See linear.h and attention.h.
+// Hidden states are float32 from layer to layer; what goes into a matrix product, and keys and
+// values, are of the model's type T.
+#include "attention.h"
+#include "linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <new>
+#include <omp.h>
+#include <vector>
+
+namespace decodekit {
+
+// The three that follow are mirrored in library.py, field by field.
+struct Layer {
+    const void *attention_norm, *qkv, *qkv_bias, *out, *out_bias;
+    const void *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    int64_t window;  // in positions; 0 for none
+    double scale;
+};
+
+struct Model {
+    int64_t layers, hidden, heads, kv_heads, dim, inner, vocabulary;
+    double epsilon;
+    const void *embedding, *norm, *head, *head_bias;
+    const Layer* layer;
+};
+
+struct Step {
+    int64_t sequences, rows, wanted;
+    const int32_t *start;   // of each sequence, its first row; then the number of rows
+    const int32_t *prefix;  // of each sequence, how many keys it has in the cache
+    const int32_t *token, *position, *tin, *tout;  // of each row
+    const int32_t *wanted_row;
+    const void* turns;  // [positions, 2 * dim]: cosines, then signed sines
+    void* cache;        // [2 * layers, slots, kv_heads, capacity, dim]: keys, then values of a layer
+    int64_t slots, capacity;
+    void* logits;  // [wanted, vocabulary]
+};
+
+// Memory that starts at a line of the cache, and means nothing yet.
+template <class T>
+class Buffer {
+  public:
+    explicit Buffer(int64_t count)
+        : data_((T*)::operator new(count * sizeof(T), std::align_val_t(LINE))) {}
+    T* at(int64_t index) const { return data_.get() + index; }
+
+  private:
+    struct Free {
+        void operator()(T* data) const { ::operator delete(data, std::align_val_t(LINE)); }
+    };
+    std::unique_ptr<T, Free> data_;
+};
+
+// A part of the keys that a row sees.
+struct Part {
+    int32_t row, number;
+};
+
+// What the rows of a step see in layers with one window.
+struct View {
+    int64_t window;
+    std::vector<Seen> seen;        // of each row
+    std::vector<int32_t> others;   // the places that `seen` points to
+    std::vector<int64_t> first;    // of each row, where its parts start; then the number of parts
+    std::vector<Part> parts;       // of all rows, those of the same keys together
+};
+
+View view(const Step& step, int64_t window) {
+    View view{window, {}, {}, {0}, {}};
+    std::vector<int64_t> starts;
+    for (int64_t s = 0; s < step.sequences; ++s) {
+        const int32_t from = step.start[s], to = step.start[s + 1];
+        for (int32_t row = from; row < to; ++row) {
+            const int64_t prefix = step.prefix[s];
+            const int64_t hidden = window ? step.position[row] - window + 1 : 0;
+            const int64_t first = std::min(std::max(hidden, (int64_t)0), prefix);
+            starts.push_back(view.others.size());
+            for (int32_t key = from; key < to; ++key)
+                if (step.tin[key] <= step.tin[row] && step.tin[row] < step.tout[key] &&
+                    step.position[key] >= hidden)
+                    view.others.push_back((int32_t)(prefix + key - from));
+            const int64_t count = prefix - first + (int64_t)view.others.size() - starts.back();
+            view.seen.push_back({first, prefix - first, nullptr, count});
+            view.first.push_back(view.first.back() + (count + PART - 1) / PART);
+        }
+    }
+    int64_t most = 0;
+    for (int64_t row = 0; row < step.rows; ++row) {
+        view.seen[row].others = view.others.data() + starts[row];
+        most = std::max(most, view.first[row + 1] - view.first[row]);
+    }
+    for (int32_t number = 0; number < most; ++number)
+        for (int32_t row = 0; row < step.rows; ++row)
+            if (number < view.first[row + 1] - view.first[row]) view.parts.push_back({row, number});
+    return view;
+}
+
+template <class T>
+class Pass {
+  public:
+    Pass(const Model& model, const Step& step, int threads);
+    void run();
+
+  private:
+    struct Share {
+        int64_t first, last;
+    };
+
+    // What thread `id` does of `count` things, in whole units but for the last.
+    Share share(int64_t count, int id, int64_t unit = 1) const {
+        const int64_t units = (count + unit - 1) / unit;
+        return {std::min(count, units * id / team_ * unit),
+                std::min(count, units * (id + 1) / team_ * unit)};
+    }
+
+    T* cached(int64_t entry, int64_t row, int64_t head) const {
+        const int64_t place = (entry * step_.slots + sequence_[row]) * model_.kv_heads + head;
+        return (T*)step_.cache + place * step_.capacity * model_.dim;
+    }
+
+    void embed(int id) const;
+    void norm(const float* from, const void* weight, T* to) const;
+    void project(const T* from, int64_t inputs, const void* weight, const void* bias,
+                 const Share& share, float* to, int64_t outputs) const;
+    void turn(int64_t layer, int64_t row, int64_t head) const;
+    void attend(int64_t layer, const View& view, int id) const;
+    void join(const View& view, int id) const;
+    void add(const T* from, int64_t inputs, const void* weight, const void* bias, int id) const;
+    void gate(const Layer& layer, int id) const;
+    void through(int64_t index, int id) const;
+    void to_logits(int id) const;
+
+    const Model& model_;
+    const Step& step_;
+    const int threads_;
+    const int64_t heads_in_, heads_, group_, stride_;
+    std::vector<int32_t> sequence_;  // of each row
+    std::vector<View> views_;
+    std::vector<int64_t> view_of_;  // of each layer
+    int team_ = 1;
+    Buffer<float> hidden_, wide_, parts_, logits_;
+    Buffer<T> states_, queries_, inner_;
+};
+
+constexpr int64_t SOME = 64;  // logits of each row at a time
+
+int64_t most_parts(const std::vector<View>& views) {
+    size_t most = 0;
+    for (const View& view : views) most = std::max(most, view.parts.size());
+    return most;
+}
+
+std::vector<View> views_of(const Model& model, const Step& step) {
+    std::vector<View> views;
+    for (int64_t layer = 0; layer < model.layers; ++layer) {
+        const int64_t window = model.layer[layer].window;
+        if (std::none_of(views.begin(), views.end(),
+                         [&](const View& view) { return view.window == window; }))
+            views.push_back(view(step, window));
+    }
+    return views;
+}
+
+template <class T>
+Pass<T>::Pass(const Model& model, const Step& step, int threads)
+    : model_(model),
+      step_(step),
+      threads_(threads),
+      heads_in_(model.heads + 2 * model.kv_heads),
+      heads_(model.heads * model.dim),
+      group_(model.heads / model.kv_heads),
+      stride_(LANES + model.dim),
+      views_(views_of(model, step)),
+      hidden_(step.rows * model.hidden),
+      wide_(step.rows * std::max({heads_in_ * model.dim, 2 * model.inner, model.hidden})),
+      parts_(most_parts(views_) * model.heads * stride_),
+      logits_(threads * step.wanted * SOME),
+      states_(step.rows * std::max(model.hidden, heads_)),
+      queries_(step.rows * heads_),
+      inner_(step.rows * model.inner) {
+    for (int64_t s = 0; s < step.sequences; ++s)
+        sequence_.insert(sequence_.end(), step.start[s + 1] - step.start[s], (int32_t)s);
+    for (int64_t layer = 0; layer < model.layers; ++layer)
+        view_of_.push_back(std::find_if(views_.begin(), views_.end(),
+                                        [&](const View& view) {
+                                            return view.window == model.layer[layer].window;
+                                        }) -
+                           views_.begin());
+}
+
+template <class T>
+void Pass<T>::run() {
+#pragma omp parallel num_threads(threads_)
+    {
+        const int id = omp_get_thread_num();
+#pragma omp single
+        team_ = omp_get_num_threads();
+        embed(id);
+        for (int64_t index = 0; index < model_.layers; ++index) through(index, id);
+        to_logits(id);
+    }
+}
+
+template <class T>
+void Pass<T>::through(int64_t index, int id) const {
+    const Layer& layer = model_.layer[index];
+    const View& view = views_[view_of_[index]];
+    const int64_t rows = step_.rows, width = heads_in_ * model_.dim;
+    Share some = share(rows, id);
+    for (int64_t row = some.first; row < some.last; ++row)
+        norm(hidden_.at(row * model_.hidden), layer.attention_norm,
+             states_.at(row * model_.hidden));
+#pragma omp barrier
+    project(states_.at(0), model_.hidden, layer.qkv, layer.qkv_bias, share(width, id, LANES),
+            wide_.at(0), width);
+#pragma omp barrier
+    some = share(rows * heads_in_, id);
+    for (int64_t i = some.first; i < some.last; ++i) turn(index, i / heads_in_, i % heads_in_);
+#pragma omp barrier
+    attend(index, view, id);
+#pragma omp barrier
+    join(view, id);
+#pragma omp barrier
+    add(states_.at(0), heads_, layer.out, layer.out_bias, id);
+#pragma omp barrier
+    some = share(rows, id);
+    for (int64_t row = some.first; row < some.last; ++row)
+        norm(hidden_.at(row * model_.hidden), layer.mlp_norm, states_.at(row * model_.hidden));
+#pragma omp barrier
+    gate(layer, id);
+#pragma omp barrier
+    add(inner_.at(0), model_.inner, layer.down, layer.down_bias, id);
+#pragma omp barrier
+}
+
+template <class T>
+void Pass<T>::embed(int id) const {
+    const Share some = share(step_.rows, id);
+    for (int64_t row = some.first; row < some.last; ++row) {
+        const T* from = (const T*)model_.embedding + step_.token[row] * model_.hidden;
+        for (int64_t i = 0; i < model_.hidden; i += LANES)
+            store(hidden_.at(row * model_.hidden + i), load(from + i));
+    }
+}
+
+// Zhang and Sennrich, arXiv 1910.07467.
+template <class T>
+void Pass<T>::norm(const float* from, const void* weight, T* to) const {
+    Floats squares = zeros();
+    for (int64_t i = 0; i < model_.hidden; i += LANES) {
+        const Floats some = load(from + i);
+        squares += some * some;
+    }
+    const float mean = sum(squares) / (float)model_.hidden;
+    const float factor = 1.0f / std::sqrt(mean + (float)model_.epsilon);
+    for (int64_t i = 0; i < model_.hidden; i += LANES)
+        store(to + i, load(from + i) * factor * load((const T*)weight + i));
+}
+
+// The outputs of a share, with their bias, to rows of `outputs` numbers.
+template <class T>
+void Pass<T>::project(const T* from, int64_t inputs, const void* weight, const void* bias,
+                      const Share& share, float* to, int64_t outputs) const {
+    linear((const T*)from, step_.rows, inputs, (const T*)weight, share.first, share.last, to,
+           outputs);
+    if (!bias) return;
+    for (int64_t row = 0; row < step_.rows; ++row)
+        for (int64_t o = share.first; o < share.last; o += LANES)
+            store(to + row * outputs + o,
+                  load(to + row * outputs + o) + load((const T*)bias + o));
+}
+
+// Turns a row's query or key to its position (Su et al., arXiv 2104.09864); writes keys and values
+// to the cache.
+template <class T>
+void Pass<T>::turn(int64_t layer, int64_t row, int64_t head) const {
+    const int64_t dim = model_.dim, heads = model_.heads, kv_heads = model_.kv_heads;
+    const float* states = wide_.at((row * heads_in_ + head) * dim);
+    const int64_t sequence = sequence_[row];
+    const int64_t place = step_.prefix[sequence] + row - step_.start[sequence];
+    if (head >= heads + kv_heads) {
+        T* value = cached(2 * layer + 1, row, head - heads - kv_heads) + place * dim;
+        for (int64_t i = 0; i < dim; i += LANES) store(value + i, load(states + i));
+        return;
+    }
+    float twice[2 * MOST_DIM];
+    std::memcpy(twice, states, dim * sizeof(float));
+    std::memcpy(twice + dim, states, dim * sizeof(float));
+    const T* cosines = (const T*)step_.turns + step_.position[row] * 2 * dim;
+    T* to = head < heads ? queries_.at((row * heads + head) * dim)
+                         : cached(2 * layer, row, head - heads) + place * dim;
+    for (int64_t i = 0; i < dim; i += LANES)
+        store(to + i, load(twice + i) * load(cosines + i) +
+                          load(twice + dim / 2 + i) * load(cosines + dim + i));
+}
+
+template <class T>
+void Pass<T>::attend(int64_t layer, const View& view, int id) const {
+    const int64_t dim = model_.dim, parts = view.parts.size();
+    const float scale = (float)model_.layer[layer].scale;
+    const Share some = share(model_.kv_heads * parts, id);
+    for (int64_t i = some.first; i < some.last; ++i) {
+        const int64_t kv_head = i / parts;
+        const Part part = view.parts[i % parts];
+        const Seen& seen = view.seen[part.row];
+        const int64_t begin = part.number * PART, end = std::min(begin + PART, seen.count);
+        for (int64_t h = 0; h < group_; h += MOST_HEADS) {
+            const int64_t head = kv_head * group_ + h;
+            const int64_t place = (view.first[part.row] + part.number) * model_.heads + head;
+            attend_kernel<T>(dim, std::min((int64_t)MOST_HEADS, group_ - h))(
+                queries_.at((part.row * model_.heads + head) * dim), scale,
+                cached(2 * layer, part.row, kv_head), cached(2 * layer + 1, part.row, kv_head),
+                seen, begin, end, parts_.at(place * stride_));
+        }
+    }
+}
+
+template <class T>
+void Pass<T>::join(const View& view, int id) const {
+    const Share some = share(step_.rows * model_.heads, id);
+    for (int64_t i = some.first; i < some.last; ++i) {
+        const int64_t row = i / model_.heads, head = i % model_.heads, first = view.first[row];
+        join_parts(parts_.at((first * model_.heads + head) * stride_), view.first[row + 1] - first,
+                   model_.heads * stride_, model_.dim, states_.at(i * model_.dim));
+    }
+}
+
+// Adds a projection to the hidden states.
+template <class T>
+void Pass<T>::add(const T* from, int64_t inputs, const void* weight, const void* bias,
+                  int id) const {
+    const Share some = share(model_.hidden, id, LANES);
+    project(from, inputs, weight, bias, some, wide_.at(0), model_.hidden);
+    for (int64_t row = 0; row < step_.rows; ++row)
+        for (int64_t o = some.first; o < some.last; o += LANES) {
+            float* hidden = hidden_.at(row * model_.hidden + o);
+            store(hidden, load(hidden) + load(wide_.at(row * model_.hidden + o)));
+        }
+}
+
+// silu(gate) * up, where silu(x) = x / (1 + exp(-x)).
+template <class T>
+void Pass<T>::gate(const Layer& layer, int id) const {
+    const int64_t inner = model_.inner, width = 2 * inner;
+    const Share some = share(inner, id, LANES);
+    const Share others{some.first + inner, some.last + inner};
+    project(states_.at(0), model_.hidden, layer.gate_up, layer.gate_up_bias, some, wide_.at(0),
+            width);
+    project(states_.at(0), model_.hidden, layer.gate_up, layer.gate_up_bias, others, wide_.at(0),
+            width);
+    for (int64_t row = 0; row < step_.rows; ++row)
+        for (int64_t o = some.first; o < some.last; o += LANES) {
+            const Floats gate = load(wide_.at(row * width + o));
+            const Floats up = load(wide_.at(row * width + inner + o));
+            store(inner_.at(row * inner + o), gate / (exponential(-gate) + 1.0f) * up);
+        }
+}
+
+template <class T>
+void Pass<T>::to_logits(int id) const {
+    const int64_t wanted = step_.wanted, vocabulary = model_.vocabulary;
+    Share some = share(wanted, id);
+    for (int64_t row = some.first; row < some.last; ++row)
+        norm(hidden_.at(step_.wanted_row[row] * model_.hidden), model_.norm,
+             states_.at(row * model_.hidden));
+#pragma omp barrier
+    some = share(vocabulary, id, SOME);
+    float* found = logits_.at(id * wanted * SOME);
+    for (int64_t first = some.first; first < some.last; first += SOME) {
+        const int64_t last = std::min(first + SOME, some.last);
+        linear((const T*)states_.at(0), wanted, model_.hidden, (const T*)model_.head, first, last,
+               found - first, SOME);
+        for (int64_t row = 0; row < wanted; ++row)
+            for (int64_t o = first; o < last; o += LANES) {
+                Floats logits = load(found + row * SOME + o - first);
+                if (model_.head_bias) logits += load((const T*)model_.head_bias + o);
+                store((T*)step_.logits + row * vocabulary + o, logits);
+            }
+    }
+}
+
+}  // namespace decodekit
+
+using namespace decodekit;
+
+// What the sizes have to be multiples of, and the head sizes that there are kernels for.
+extern "C" int decodekit_lanes() { return LANES; }
+
+extern "C" int decodekit_has_heads_of(int64_t dim, int half) {
+    return half ? attend_kernel<bfloat16>(dim, 1) != nullptr
+                : attend_kernel<float>(dim, 1) != nullptr;
+}
+
+extern "C" int decodekit_run(const Model* model, const Step* step, int half, int threads) {
+    try {
+        if (half)
+            Pass<bfloat16>(*model, *step, threads).run();
+        else
+            Pass<float>(*model, *step, threads).run();
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}

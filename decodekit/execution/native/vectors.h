@@ -1,0 +1,195 @@
+// Sixteen lanes of float32, in the vector extensions that GCC and Clang share.
+//
+// Sums are always taken in the same order: lane by lane, then over the lanes as a fixed tree. So a
+// result depends on nothing but the numbers that go into it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+namespace decodekit {
+
+constexpr int LANES = 16;
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+inline Floats zeros() { return Floats{}; }
+
+inline Floats all(float value) { return Floats{} + value; }
+
+inline Floats load(const float* from) {
+    Floats values;
+    std::memcpy(&values, from, sizeof values);
+    return values;
+}
+
+inline Floats load(const bfloat16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return (Floats)(__builtin_convertvector(halves, Words) << 16);
+}
+
+inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+
+// The bits of bfloat16 in the upper halves, rounded to the nearest, ties to even; the lower halves
+// mean nothing. What is not a number stays so.
+inline Words rounded(Floats values) {
+    const Words bits = (Words)values;
+    const Words nan = (Words)(values != values);
+    return ((bits + 0x7fff + ((bits >> 16) & 1)) & ~nan) | (nan & 0x7fc00000);
+}
+
+inline void store(bfloat16* to, Floats values) {
+    const Halves halves = __builtin_convertvector(rounded(values) >> 16, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+inline Floats maximum(Floats a, Floats b) {
+    const Ints larger = a > b;
+    return (Floats)(((Ints)a & larger) | ((Ints)b & ~larger));
+}
+
+
+// The sum of the sixteen lanes, as a tree.
+inline float sum(Floats v) {
+    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    return v[0];
+}
+
+inline float largest(Floats v) {
+    float most = v[0];
+    for (int lane = 1; lane < LANES; ++lane) most = v[lane] > most ? v[lane] : most;
+    return most;
+}
+
+// The sums of sixteen vectors' lanes: lane i is the sum of v[i].
+inline Floats sums(const Floats* v) {
+    Floats eight[8], four[4], two[2];
+    for (int i = 0; i < 8; ++i)
+        eight[i] = __builtin_shufflevector(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19,
+                                           20, 21, 22, 23) +
+                   __builtin_shufflevector(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25,
+                                           26, 27, 28, 29, 30, 31);
+    for (int i = 0; i < 4; ++i)
+        four[i] = __builtin_shufflevector(eight[i], eight[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9,
+                                          10, 11, 24, 25, 26, 27) +
+                  __builtin_shufflevector(eight[i], eight[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12,
+                                          13, 14, 15, 28, 29, 30, 31);
+    for (int i = 0; i < 2; ++i)
+        two[i] = __builtin_shufflevector(four[i], four[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9,
+                                         24, 25, 12, 13, 28, 29) +
+                 __builtin_shufflevector(four[i], four[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11,
+                                         26, 27, 14, 15, 30, 31);
+    return __builtin_shufflevector(two[0], two[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12,
+                                   28, 14, 30) +
+           __builtin_shufflevector(two[0], two[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13,
+                                   29, 15, 31);
+}
+
+// e to the power of each lane, to about 1 part in 10 million; 0 below -87.
+inline Floats exponential(Floats x) {
+    const Ints tiny = x < -87.0f;
+    x = maximum(x, all(-87.0f));
+    const Ints high = x > 88.0f;
+    x = (Floats)(((Ints)x & ~high) | ((Ints)all(88.0f) & high));
+    // x = n log 2 + r with |r| <= log 2 / 2; adding and taking 1.5 * 2^23 away rounds.
+    const Floats shift = all(12582912.0f);
+    const Floats n = (x * 1.44269504f + shift) - shift;
+    const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    // The Taylor polynomial of degree 7: its error at log 2 / 2 is 5e-9.
+    Floats p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+    return (Floats)((Ints)(p * (Floats)power) & ~tiny);
+}
+
+// Keeps a vector in its register: GCC else loads it again for each of its uses.
+inline void hold(Floats& values) {
+#ifdef __AVX512F__
+    asm("" : "+v"(values));
+#endif
+}
+
+// Consecutive numbers of a type, as they are loaded at once, and what is done with them.
+template <class T>
+struct Run;
+
+template <>
+struct Run<float> {
+    static constexpr int LENGTH = LANES;
+    using Loaded = Floats;
+    static Loaded load(const float* from) {
+        Loaded run = decodekit::load(from);
+        hold(run);
+        return run;
+    }
+
+    // The product of two runs, added lane by lane.
+    static Floats add(Floats sum, Loaded a, Loaded b) { return sum + a * b; }
+
+    // The numbers themselves: vectors of LANES, as many as a run has.
+    static void widen(const float* from, Floats* to) { to[0] = decodekit::load(from); }
+    static void narrow(const Floats* from, float* to) { decodekit::store(to, from[0]); }
+};
+
+// Two numbers lie in one word, and the upper half of a float32 is a bfloat16: a run is widened to
+// its even and its odd numbers, in two operations.
+template <>
+struct Run<bfloat16> {
+    static constexpr int LENGTH = 2 * LANES;
+    static Words words(const bfloat16* from) {
+        Words words;
+        std::memcpy(&words, from, sizeof words);
+        return words;
+    }
+#ifdef __AVX512BF16__
+    using Loaded = __m512bh;
+    static Loaded load(const bfloat16* from) {
+        Loaded run;
+        std::memcpy(&run, from, sizeof run);
+        return run;
+    }
+    static Floats add(Floats sum, Loaded a, Loaded b) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, a, b);
+    }
+#else
+    struct Loaded {
+        Floats even, odd;
+    };
+    static Loaded load(const bfloat16* from) {
+        return {(Floats)(words(from) << 16), (Floats)(words(from) & 0xffff0000u)};
+    }
+    static Floats add(Floats sum, const Loaded& a, const Loaded& b) {
+        return sum + a.even * b.even + a.odd * b.odd;
+    }
+#endif
+    static void widen(const bfloat16* from, Floats* to) {
+        to[0] = (Floats)(words(from) << 16);
+        to[1] = (Floats)(words(from) & 0xffff0000u);
+    }
+    static void narrow(const Floats* from, bfloat16* to) {
+        const Words both = rounded(from[0]) >> 16 | (rounded(from[1]) & 0xffff0000u);
+        std::memcpy(to, &both, sizeof both);
+    }
+};
+
+}  // namespace decodekit
