@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decodekit.adapters.llama.cache import LlamaCache, SequenceRows
+from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.adapters.llama.layer import between_attentions
 from decodekit.adapters.llama.native import NativeForward, native_obstacle
@@ -41,8 +40,8 @@ class LlamaAdapter:
     """Runs steps with the weights of a loaded model, which stays usable and keeps its values.
 
     Its query, key and value weights, and those of gate and up, are laid one behind the other and
-    become views, so that nothing is held twice. A model that is changed later is read anew at the
-    next pass; one that got a hook, say, is refused then.
+    become views, so that nothing is held twice. A model that is changed later is read anew when the
+    next text begins; one that got a hook, say, is refused then.
 
     Args:
         model: Of the LLaMA family, in evaluation mode.
@@ -151,11 +150,12 @@ class LlamaAdapter:
         if not isinstance(cache, LlamaCache):
             raise GenerationError(f"the 'llama' adapter cannot use a {type(cache).__name__}")
         check_prefixes(plans, cache.lengths)
-        lean, native = self._current()
+        # Between two tokens nobody exchanges weights, and comparing would take half a millisecond.
+        lean, native = self._current(compare=any(plan.prefix == 0 for plan in plans))
         cache.suit(dtype=lean.dtype, device=lean.device)
         cache.begin([plan.rows for plan in plans])
         if native is not None:
-            return native.run(plans, cache, partial(self._run_prompt, lean))
+            return native.run(plans, cache)
         masks = [plan.mask() for plan in plans]
         if self._capture is not None and cache.has_spare:
             recorded = run_recorded(lean, plans, masks, cache, self._capture)
@@ -182,20 +182,15 @@ class LlamaAdapter:
         except ConfigError as error:
             return str(error)
 
-    def _run_prompt(self, lean: LeanForward, plan: StepPlan, cache: SequenceRows) -> Tensor:
-        """Run the pending rows of a plan alone; return the anchor's logits, [1, V]."""
-        pending = StepPlan(plan.prefix, plan.pending)
-        return self._run(lean, [pending], [pending.mask()], cache)[0]
-
     def _run(
         self,
         lean: LeanForward,
         plans: Sequence[StepPlan],
         masks: list[TreeMask],
-        cache: LlamaCache | SequenceRows,
+        cache: LlamaCache,
     ) -> list[Tensor]:
         rows = max(plan.rows for plan in plans)
-        tokens, positions = torch.tensor(padded_rows(plans), device=lean.device)
+        tokens, positions = torch.tensor(padded_rows(plans), device=cache.device)
         logits = lean.run(
             tokens,
             positions,
@@ -210,7 +205,7 @@ class LlamaAdapter:
             backend=self.backend,
             lowered={
                 window: self.backend.lower(
-                    masks, window=window, dtype=lean.dtype, device=lean.device
+                    masks, window=window, dtype=cache.dtype, device=cache.device
                 )
                 for window in lean.windows
             },
@@ -218,10 +213,14 @@ class LlamaAdapter:
         )
         return list(torch.split(logits, [1 + len(plan.tree) for plan in plans]))
 
-    def _current(self) -> _Passes:
-        """Return the passes over the model's weights, made anew if they were exchanged."""
+    def _current(self, *, compare: bool = True) -> _Passes:
+        """Return the passes over the model's weights, made anew if they were exchanged.
+
+        Args:
+            compare: Whether to look for that, if there are passes already.
+        """
         passes = self._passes  # another thread may exchange it meanwhile
-        if passes is None or not passes.lean.is_of(self.model):
+        if passes is None or (compare and not passes.lean.is_of(self.model)):
             self._passes = passes = None  # let go of the old weights first
             # Packed meanwhile, the old weights would be held as well, and nothing would tell.
             with layers_lock:

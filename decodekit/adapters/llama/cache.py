@@ -16,7 +16,7 @@ from decodekit.errors import GenerationError
 from decodekit.execution.graphs import Recordings
 from decodekit.row_storage import RowStorage
 
-__all__ = ["LlamaCache", "SequenceRows"]
+__all__ = ["LlamaCache"]
 
 
 class LlamaCache:
@@ -125,11 +125,6 @@ class LlamaCache:
         storage, slab = self._storage, self._slab
         return storage.write(slab[2 * layer], keys), storage.write(slab[2 * layer + 1], values)
 
-    def only(self, sequence: int, rows: int) -> SequenceRows:
-        """Return the place of so many rows behind those of one sequence; ``begin`` comes first."""
-        assert self._slab is not None, "begin() comes first"
-        return SequenceRows(self._slab[:, sequence], self.lengths[sequence], rows)
-
     @property
     def memory(self) -> Tensor:
         """All of it, [2 L, B, K, C, D]: a layer's keys, then its values; ``begin`` comes first."""
@@ -152,24 +147,3 @@ class LlamaCache:
     def reset(self) -> None:
         """Forget every row; all sequences are there again, and the memory stays."""
         self._storage.reset()
-
-
-class SequenceRows:
-    """What a pass over a part of one sequence writes and reads.
-
-    Args:
-        slab: The sequence's keys and values of all layers, [2 L, K, C, D].
-        start: Where its rows start.
-        rows: How many are written.
-    """
-
-    def __init__(self, slab: Tensor, start: int, rows: int) -> None:
-        end = start + rows
-        self._written = slab[:, :, start:end].unbind(0)
-        self._read = slab[:, None, :, :end].unbind(0)
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's rows [1, K, R, D]; return views of all rows so far, [1, K, S, D]."""
-        self._written[2 * layer].copy_(keys[0])
-        self._written[2 * layer + 1].copy_(values[0])
-        return self._read[2 * layer], self._read[2 * layer + 1]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 from transformers import MistralConfig, PreTrainedModel
 
-from decodekit.adapters.llama.cache import LlamaCache, SequenceRows
+from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.layer import (
     between_attentions,
     into_attention,
@@ -76,7 +76,7 @@ class LeanForward:
         *,
         end: int,
         wanted: Sequence[int],
-        cache: LlamaCache | SequenceRows,
+        cache: LlamaCache,
         backend: AttentionBackend,
         lowered: Mapping[int | None, Any],
         between: CompiledRows | None = None,
@@ -88,7 +88,7 @@ class LeanForward:
             positions: [B, R].
             end: More than any position.
             wanted: Places in the B * R rows, sequence after sequence.
-            cache: Made ready; the rows' keys and values are written to it.
+            cache: Made ready by ``begin``; the rows' keys and values are written to it.
             backend: The attention kernel.
             lowered: The step's masks by window, as ``backend.lower`` returned them.
             between: ``layer.between_attentions``, compiled; None runs it as it is.

@@ -1,20 +1,19 @@
-"""The lean forward pass with its few rows in C++; see ``decodekit.execution.native``.
+"""The lean forward pass in C++; see ``decodekit.execution.native``.
 
-A long prompt goes through torch, whose matrix products are faster for many rows; what is guessed,
-and what was accepted since, through the library. Which way a row goes is decided by what is known
-to be committed alone, so it is the same for every strategy, and with it the row's bits.
+A row's logits depend on its token, its position and what it sees alone, to the last bit: not on what
+else is guessed, accepted, or decoded in the same batch, nor on how a prompt is cut into chunks.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from decodekit.adapters.llama.cache import LlamaCache, SequenceRows
+from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.adapters.llama.weights import LayerWeights, Projection
 from decodekit.execution.huge_pages import use_huge_pages
@@ -27,14 +26,7 @@ from decodekit.execution.native.library import (
 )
 from decodekit.plan import StepPlan
 
-__all__ = ["NativeForward", "RunPrompt", "native_obstacle"]
-
-_LONG = 32
-"""More pending rows than this are a prompt."""
-
-RunPrompt = Callable[[StepPlan, SequenceRows], Tensor]
-"""Runs the pending rows of a plan through torch; returns the anchor's logits, [1, V]."""
-
+__all__ = ["NativeForward", "native_obstacle"]
 
 def native_obstacle(lean: LeanForward, library: NativeLibrary) -> str | None:
     """Return why the library cannot run a model; None if it can."""
@@ -93,46 +85,23 @@ class NativeForward:
             if isinstance(tensor, Tensor)
         )
 
-    def run(
-        self, plans: Sequence[StepPlan], cache: LlamaCache, run_prompt: RunPrompt
-    ) -> list[Tensor]:
+    def run(self, plans: Sequence[StepPlan], cache: LlamaCache) -> list[Tensor]:
         """Return the logits [1 + T, V] of B plans; see ``ModelAdapter.forward``."""
         step = Step(*(array("i") for _ in range(7)))
-        prompts: list[Tensor | None] = []
-        asked: list[int] = []
-        end = 0
-        for index, plan in enumerate(plans):
-            start, lead, prefix = len(step.token), len(plan.pending), plan.prefix
-            tin, tout = plan.tree.intervals
-            tokens, positions = plan.tokens, plan.positions
-            end = max(end, 1 + max(positions))
-            if lead > _LONG:
-                prompts.append(run_prompt(plan, cache.only(index, lead)))
-                prefix, tokens, positions = prefix + lead, tokens[lead:], positions[lead:]
-                step.wanted.extend(range(start, start + len(tokens)))
-            else:
-                prompts.append(None)
-                rows = len(tokens)
-                tin = (*range(lead), *(lead + time for time in tin))
-                tout = (*(rows,) * lead, *(lead + time for time in tout))
-                step.wanted.extend(range(start + lead - 1, start + rows))
-            asked.append(len(step.wanted))
+        for plan in plans:
+            start, mask = len(step.token), plan.mask()
             step.start.append(start)
-            step.prefix.append(prefix)
-            step.token.extend(tokens)
-            step.position.extend(positions)
-            step.tin.extend(tin)
-            step.tout.extend(tout)
+            step.prefix.append(plan.prefix)
+            step.token.extend(plan.tokens)
+            step.position.extend(mask.positions)
+            step.tin.extend(mask.tin)
+            step.tout.extend(mask.tout)
+            # Those after which a token is needed: the anchor's and the nodes'.
+            step.wanted.extend(range(start + plan.anchor_row, start + plan.rows))
         step.start.append(len(step.token))
-        if not step.token:
-            return [logits for logits in prompts if logits is not None]
-        turns = self._lean.rotary.up_to(end)
-        found = self._library.run(self._model, step, turns=turns, cache=cache.memory)
-        parts = found.tensor_split(asked[:-1])
-        return [
-            part if prompt is None else torch.cat([prompt, part])
-            for prompt, part in zip(prompts, parts, strict=True)
-        ]
+        turns = self._lean.rotary.up_to(1 + max(step.position))
+        logits = self._library.run(self._model, step, turns=turns, cache=cache.memory)
+        return list(torch.split(logits, [1 + len(plan.tree) for plan in plans]))
 
 
 def _weights_of(layer: LayerWeights) -> dict[str, object]:

@@ -9,7 +9,7 @@
 
 namespace decodekit {
 
-constexpr int64_t PART = 256;
+constexpr int64_t PART = 128;
 
 constexpr float LEAST = -3.0e38f;
 

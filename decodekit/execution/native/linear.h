@@ -6,92 +6,93 @@
 
 #include "vectors.h"
 
+#include <algorithm>
+
 namespace decodekit {
 
-// Loads the last inputs, fewer than a whole run, and zeros behind them.
-template <class T>
-inline typename Run<T>::Loaded load_rest(const T* from, int64_t count) {
-    T run[Run<T>::LENGTH] = {};
-    std::memcpy(run, from, count * sizeof(T));
-    return Run<T>::load(run);
-}
+constexpr int OUTPUTS = 4, MOST_ROWS = 6;  // of a block; its sums have to fit into the registers
 
-// Sixteen products at a time: this many rows with this many outputs.
-constexpr int ROWS = 4, OUTPUTS = 4;
+// So many outputs at a time, while the weights of the next ones are fetched into the second level of
+// cache: what the processor fetches by itself reached half of the memory's rate. The fetches are
+// spread over everything that is done meanwhile, so that the memory is never idle.
+constexpr int64_t PANEL = 16;
 
-// How many outputs ahead their weights are fetched, into the second level of cache: what the
-// processor fetches by itself reached half of the memory's rate. The fetches are spread over all
-// blocks of rows that a weight is used for, so that the memory is never idle.
-constexpr int AHEAD = 16;
+// Bytes of states that are used again before others are, in the first level of cache.
+constexpr int64_t KEPT = 24 << 10;
 
 constexpr int LINE = 64;
 
-template <class T>
-__attribute__((noinline)) void add_rest(Floats* sum, const T* const* states,
-                                        const T* const* weights, int64_t at, int64_t inputs) {
-    for (int r = 0; r < ROWS; ++r)
-        for (int o = 0; o < OUTPUTS; ++o)
-            sum[r * OUTPUTS + o] = Run<T>::add(sum[r * OUTPUTS + o],
-                                               load_rest(weights[o] + at, inputs - at),
-                                               load_rest(states[r] + at, inputs - at));
-}
-
-// Lane r * OUTPUTS + o is the product of states[r] and weights[o].
+// The products of ROWS rows of states with OUTPUTS rows of a weight.
 //
 // With every run of inputs LINES lines of memory are fetched, at and behind `ahead`, which moves on by
 // `pace` bytes.
-template <class T, int LINES>
-inline Floats products(const T* const* states, const T* const* weights, int64_t inputs,
-                       const char*& ahead, int64_t pace) {
+template <class T, int ROWS, int LINES>
+__attribute__((noinline)) void block(const T* states, const T* weight, int64_t inputs,
+                                     const char* ahead, int64_t pace, float* out,
+                                     int64_t stride) {
     constexpr int LENGTH = Run<T>::LENGTH;
-    Floats sum[ROWS * OUTPUTS] = {};
+    Floats sum[ROWS][OUTPUTS];
+    for (int r = 0; r < ROWS; ++r)
+        for (int o = 0; o < OUTPUTS; ++o) sum[r][o] = zeros();
     int64_t at = 0;
-    for (; at + LENGTH <= inputs; at += LENGTH) {
-        typename Run<T>::Loaded weight[OUTPUTS];
-        for (int o = 0; o < OUTPUTS; ++o) weight[o] = Run<T>::load(weights[o] + at);
+    do {  // not `for`: the compiler would keep the sums in memory for a loop that may be empty
+        typename Run<T>::Loaded weights[OUTPUTS];
+        for (int o = 0; o < OUTPUTS; ++o) weights[o] = Run<T>::load(weight + o * inputs + at);
         for (int line = 0; line < LINES; ++line) __builtin_prefetch(ahead + line * LINE, 0, 2);
         ahead += pace;
         for (int r = 0; r < ROWS; ++r) {
-            const typename Run<T>::Loaded state = Run<T>::load(states[r] + at);
+            const typename Run<T>::Loaded state = Run<T>::load(states + r * inputs + at);
             for (int o = 0; o < OUTPUTS; ++o)
-                sum[r * OUTPUTS + o] = Run<T>::add(sum[r * OUTPUTS + o], weight[o], state);
+                sum[r][o] = Run<T>::add(sum[r][o], weights[o], state);
         }
+        at += LENGTH;
+    } while (at < inputs);
+    for (int r = 0; r < ROWS; ++r) {
+        const Four found = sums_of_four(sum[r]);
+        std::memcpy(out + r * stride, &found, sizeof found);
     }
-    if (__builtin_expect(at < inputs, 0)) {
-        Floats whole[ROWS * OUTPUTS];
-        for (int i = 0; i < ROWS * OUTPUTS; ++i) whole[i] = sum[i];
-        add_rest<T>(whole, states, weights, at, inputs);
-        return sums(whole);
-    }
-    return sums(sum);
 }
 
-// out[r][o] = sum over i of states[r][i] * weight[o][i], for the outputs from `first` to `last`.
+template <class T>
+using Block = void (*)(const T*, const T*, int64_t, const char*, int64_t, float*, int64_t);
+
+template <class T, int LINES>
+Block<T> block_of(int64_t rows) {
+    constexpr Block<T> blocks[MOST_ROWS] = {block<T, 1, LINES>, block<T, 2, LINES>,
+                                            block<T, 3, LINES>, block<T, 4, LINES>,
+                                            block<T, 5, LINES>, block<T, 6, LINES>};
+    return blocks[rows - 1];
+}
+
+// out[r][o] = sum over i of states[r][i] * weight[o][i], for the outputs from `first` to `last`. The
+// number of inputs is one of whole runs, that of the outputs a multiple of OUTPUTS.
 template <class T>
 void linear(const T* states, int64_t rows, int64_t inputs, const T* weight, int64_t first,
             int64_t last, float* out, int64_t stride) {
-    const int64_t blocks = (rows + ROWS - 1) / ROWS;
+    const int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     const int64_t pace = OUTPUTS * LINE / blocks;  // a run of each of a block's weights is a line
-    for (int64_t o = first; o < last; o += OUTPUTS) {
-        const int outputs = last - o < OUTPUTS ? (int)(last - o) : OUTPUTS;
-        const T* weights[OUTPUTS];
-        for (int i = 0; i < OUTPUTS; ++i) weights[i] = weight + (o + (i < outputs ? i : 0)) * inputs;
-        const char* ahead = (const char*)(weights[0] + AHEAD * inputs);
-        for (int64_t b = 0; b < blocks; ++b) {
-            const int64_t r = b * ROWS;
-            const int some = rows - r < ROWS ? (int)(rows - r) : ROWS;
-            const T* of_rows[ROWS];
-            for (int i = 0; i < ROWS; ++i) of_rows[i] = states + (r + (i < some ? i : 0)) * inputs;
-            const Floats found =
-                blocks == 1   ? products<T, OUTPUTS>(of_rows, weights, inputs, ahead, pace)
-                : blocks <= 3 ? products<T, OUTPUTS / 2>(of_rows, weights, inputs, ahead, pace)
-                              : products<T, 1>(of_rows, weights, inputs, ahead, pace);
-            float values[LANES];
-            store(values, found);
-            for (int i = 0; i < some; ++i)
-                std::memcpy(out + (r + i) * stride + o, values + i * OUTPUTS,
-                            outputs * sizeof(float));
-        }
+    const int64_t bytes = inputs / Run<T>::LENGTH * pace;
+    Block<T> kernels[2];  // for the smaller and the larger blocks
+    for (int64_t i = 0; i < 2; ++i) {
+        const int64_t some = rows / blocks + i;
+        kernels[i] = some > MOST_ROWS ? nullptr
+                     : blocks == 1    ? block_of<T, OUTPUTS>(some)
+                     : blocks <= 3    ? block_of<T, OUTPUTS / 2>(some)
+                                      : block_of<T, 1>(some);
+    }
+    const int64_t kept = std::max((int64_t)1, KEPT / (MOST_ROWS * inputs * (int64_t)sizeof(T)));
+    for (int64_t panel = first; panel < last; panel += PANEL) {
+        const int64_t end = std::min(panel + PANEL, last);
+        const char* ahead = (const char*)(weight + end * inputs);
+        for (int64_t some = 0; some < blocks; some += kept)
+            for (int64_t o = panel; o < end; o += OUTPUTS)
+                for (int64_t b = some; b < std::min(some + kept, blocks); ++b) {
+                    const int64_t row = rows * b / blocks, next = rows * (b + 1) / blocks;
+                    kernels[next - row - rows / blocks](states + row * inputs, weight + o * inputs,
+                                                        inputs, ahead, pace,
+                                                        out + row * stride + o, stride);
+                    ahead += bytes;
+                }
     }
 }
 

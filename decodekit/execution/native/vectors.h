@@ -100,6 +100,27 @@ inline Floats sums(const Floats* v) {
                                    29, 15, 31);
 }
 
+typedef float Four __attribute__((vector_size(16)));
+
+// The sums of four vectors' lanes: lane i is the sum of v[i].
+inline Four sums_of_four(const Floats* v) {
+    Floats two[2];
+    for (int i = 0; i < 2; ++i)
+        two[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24,
+                                         9, 25, 12, 28, 13, 29) +
+                 __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26,
+                                         11, 27, 14, 30, 15, 31);
+    // Each quarter now has v[0], v[1], v[0], v[1] and v[2], v[3], v[2], v[3].
+    const Floats four = __builtin_shufflevector(two[0], two[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9,
+                                                24, 25, 12, 13, 28, 29) +
+                        __builtin_shufflevector(two[0], two[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11,
+                                                26, 27, 14, 15, 30, 31);
+    return (__builtin_shufflevector(four, four, 0, 1, 2, 3) +
+            __builtin_shufflevector(four, four, 4, 5, 6, 7)) +
+           (__builtin_shufflevector(four, four, 8, 9, 10, 11) +
+            __builtin_shufflevector(four, four, 12, 13, 14, 15));
+}
+
 // e to the power of each lane, to about 1 part in 10 million; 0 below -87.
 inline Floats exponential(Floats x) {
     const Ints tiny = x < -87.0f;

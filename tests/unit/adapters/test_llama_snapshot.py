@@ -1,4 +1,4 @@
-"""A model that is changed while a ``llama`` adapter is in use: its next pass sees it."""
+"""A model that is changed while a ``llama`` adapter is in use: the next text sees it."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ def test_what_is_still_there_is_not_read_anew() -> None:
     model = own_model("llama-biased")
     adapter = LlamaAdapter(model, SDPABackend())
     logits(adapter)
-    lean = adapter._current()
+    lean = adapter._current().lean
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight.mul_(2)  # in place: the views see it
     torch.testing.assert_close(logits(adapter), logits_after(model, PROMPT), atol=1e-4, rtol=1e-5)
-    assert adapter._current() is lean
+    assert adapter._current().lean is lean
     assert Snapshot(model).is_of(model)
 
 
@@ -159,12 +159,17 @@ def test_a_model_that_was_cast_between_two_texts() -> None:
 
 
 def test_a_model_that_is_cast_in_the_middle_of_a_text() -> None:
+    """The text goes on with the weights that it began with, until another one begins."""
     model = own_model()
     adapter = LlamaAdapter(model, SDPABackend())
     cache = adapter.new_cache(batch=1, capacity=12)
     adapter.forward([StepPlan(0, PROMPT)], cache)
     cache.commit([range(9)])
+    (before,) = adapter.forward([StepPlan(9, (1,))], cache)
     model.double()
+    (after,) = adapter.forward([StepPlan(9, (1,))], cache)
+    torch.testing.assert_close(after, before, atol=0, rtol=0)
+    assert logits(adapter).dtype == torch.float64
     with pytest.raises(
         GenerationError, match=r"in the middle of a text, from torch\.float32 on cpu"
     ):
