@@ -36,6 +36,9 @@ __all__ = [
 _BLOCK = 256
 """Numbers of a row whose maximum is taken in one go."""
 
+_FEW = 4
+"""For so few rows the steps of doing it block by block take longer than they save."""
+
 
 class Sampler(Protocol):
     """Chooses the target model's token after rows of logits."""
@@ -43,6 +46,11 @@ class Sampler(Protocol):
     @property
     def seed(self) -> int:
         """The key of the draws."""
+        ...
+
+    @property
+    def in_bulk(self) -> bool:
+        """Whether a few rows more in a call of ``choose`` cost less than a further call."""
         ...
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
@@ -77,6 +85,7 @@ class GreedySampler:
     """The most probable token; of equals, the one with the lowest id."""
 
     seed = 0
+    in_bulk = True
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return the argmax of each row; see ``Sampler.choose``."""
@@ -102,6 +111,8 @@ class PositionSampler:
     Args:
         params: The temperature, above 0, the filters and the seed.
     """
+
+    in_bulk = False  # each row has V random numbers
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
@@ -134,7 +145,7 @@ def _largest(rows: Tensor) -> tuple[Tensor, Tensor]:
     but for a maximum many at a time: so first the maxima of blocks, and then in one block only.
     """
     blocks, rest = divmod(rows.shape[-1], _BLOCK)
-    if rows.device.type != "cpu" or blocks < 2:
+    if rows.device.type != "cpu" or blocks < 2 or len(rows) <= _FEW:
         best, places = rows.max(dim=-1)
         return best, places
     tops = rows[:, : blocks * _BLOCK].reshape(len(rows), blocks, _BLOCK).amax(dim=-1)

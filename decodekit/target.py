@@ -14,6 +14,9 @@ from decodekit.tree import ROOT
 
 __all__ = ["StepTarget"]
 
+_FEW = 8
+"""So many rows are asked for at once: a question took as long as several rows."""
+
 
 class StepTarget:
     """The ``TargetTokens`` of one step; everything is chosen on demand.
@@ -74,10 +77,11 @@ class StepTarget:
         wanted = [node for node in dict.fromkeys(nodes) if node not in self._guesses]
         if not wanted:
             return
-        if self._logits.device.type == "cpu":
+        few = self._sampler.in_bulk and len(self._logits) <= _FEW
+        if self._logits.device.type == "cpu" and not few:
             logits = _rows(self._logits, [node + 1 for node in wanted])
         else:
-            # Every question costs a wait for the device: ask once, for all rows.
+            # Every question costs a wait for the device, or as much as the rows: ask once, for all.
             wanted = list(range(ROOT, len(self._logits) - 1))
             logits = self._logits
         tokens = self._sampler.choose(logits, [self._place(node) for node in wanted])

@@ -101,6 +101,8 @@ class NativeForward:
         step.start.append(len(step.token))
         turns = self._lean.rotary.up_to(1 + max(step.position))
         logits = self._library.run(self._model, step, turns=turns, cache=cache.memory)
+        if len(plans) == 1:
+            return [logits]
         return list(torch.split(logits, [1 + len(plan.tree) for plan in plans]))
 
 

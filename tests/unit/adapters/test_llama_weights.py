@@ -215,7 +215,7 @@ def test_an_adapter_in_use_notices_that_its_model_was_packed() -> None:
     (after,) = adapter.forward([plan], adapter.new_cache(batch=1, capacity=16))
     torch.testing.assert_close(after, before, **TOLERANCE)
     assert not any(type(module) is nn.Linear for module in model.modules())
-    assert all(part.packed for part in adapter._current()._layers[0].qkv)
+    assert all(part.packed for part in adapter._current().lean.layers[0].qkv)
 
 
 @needs_packing
@@ -236,7 +236,7 @@ def test_a_pass_is_laid_out_before_or_after_packing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(adapter_module, "LeanForward", Slow)
     prefilled(adapter, [1, 2, 3])
     packing.join()
-    assert adapter._current()._layers[0].qkv[0].packed
+    assert adapter._current().lean.layers[0].qkv[0].packed
 
 
 @needs_packing
