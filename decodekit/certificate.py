@@ -137,6 +137,8 @@ class _Referee:
         tolerance: The largest gap of a tie.
     """
 
+    in_bulk = False  # a row that nobody asks about must not be judged
+
     def __init__(
         self, sampler: Sampler, start: int, answer: Sequence[int], tolerance: float
     ) -> None:

@@ -57,8 +57,9 @@ with what
   device=NAME            auto, cpu, cuda
   backend=NAME           {backend}
   adapter=NAME           {adapter} (auto: llama where it fits, else hf)
-  execution=NAME         auto, eager, packed (weights packed for the CPU), compiled (torch.compile;
-                         the first start waits for it), graphs (CUDA graphs)
+  execution=NAME         auto, eager, native (C++, compiled once), packed (weights packed for the
+                         CPU), compiled (torch.compile; the first start waits for it), graphs
+                         (CUDA graphs)
 output
   format=text|json       stream the text, or print one JSON object at the end
   compare=true           run autoregressive too; compare speed and tokens

@@ -66,9 +66,10 @@ class DecoderConfig:
             ``bfloat16``, ``float16`` or ``float64``.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ...
         execution: How steps are launched: ``eager`` is the model as it is, ``packed`` packs its
-            linear layers for the CPU (in place), ``compiled`` also compiles what lies between the
-            layers' attention, ``graphs`` replays CUDA graphs (both with ``adapter=llama``);
-            ``auto`` packs on a CPU where that works, and is ``eager`` elsewhere.
+            linear layers for the CPU (in place), ``native`` runs passes in C++ on a CPU,
+            ``compiled`` also compiles what lies between the layers' attention, ``graphs`` replays
+            CUDA graphs (these three with ``adapter=llama``); ``auto`` is the first of ``native``
+            and ``packed`` that works on a CPU, and ``eager`` elsewhere.
         max_new_tokens: Most tokens of an answer.
         prefill_chunk: Most prompt tokens in one forward pass.
         chat: Whether a plain prompt is wrapped in the model's chat template; None means if the

@@ -185,9 +185,11 @@ class Decoder:
             backend: Likewise.
             execution: ``eager`` runs the linear layers as they are. ``packed`` packs them for the
                 CPU in place: faster, but the model can then neither be trained nor saved.
+                ``native`` runs passes in C++ on a CPU, and leaves the weights as they are.
                 ``compiled`` packs where that works and compiles what lies between the layers'
-                attention, ``graphs`` records passes on a GPU; both need ``adapter=llama``. ``auto``
-                packs on a CPU where that works, else it is ``eager``.
+                attention, ``graphs`` records passes on a GPU. These three need ``adapter=llama``.
+                ``auto`` is the first of ``native`` and ``packed`` that works on a CPU, else
+                ``eager``.
             chat: Whether a text prompt is wrapped in the chat template; here text is taken as it is
                 unless you say otherwise.
             settings: Further arguments of ``Decoder``.
@@ -226,7 +228,7 @@ class Decoder:
 
     @property
     def compilation(self) -> Compilation | None:
-        """What ``execution=compiled`` has cost so far; None under any other."""
+        """What compiling has cost so far; None where nothing is compiled."""
         return self.adapter.compilation if isinstance(self.adapter, HasExecution) else None
 
     def with_strategy(self, strategy: Any, *, verifier: Any = None) -> Decoder:

@@ -110,9 +110,9 @@ def prepare_execution(model: Any, mode: str, adapter: ModelAdapter | None = None
     Args:
         model: Changed in place by ``packed``, and by ``compiled`` where it can be packed. One that
             is no ``torch`` module runs as it is.
-        mode: One of ``EXECUTIONS``. ``auto`` is ``packed`` for a model on a CPU that can be packed,
-            else ``eager``.
-        adapter: What runs the model; ``compiled`` and ``graphs`` are its business.
+        mode: One of ``EXECUTIONS``. ``auto`` is the first of ``native``, ``packed`` and ``eager``
+            that works.
+        adapter: What runs the model; ``native``, ``compiled`` and ``graphs`` are its business.
 
     Raises:
         ConfigError: The mode is unknown, or cannot work here.

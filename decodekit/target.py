@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from torch import Tensor
 
+from decodekit.errors import GenerationError
 from decodekit.noise import uniform
 from decodekit.plan import StepPlan
 from decodekit.sampling import Sampler
@@ -78,14 +80,17 @@ class StepTarget:
         if not wanted:
             return
         few = self._sampler.in_bulk and len(self._logits) <= _FEW
-        if self._logits.device.type == "cpu" and not few:
-            logits = _rows(self._logits, [node + 1 for node in wanted])
-        else:
-            # Every question costs a wait for the device, or as much as the rows: ask once, for all.
-            wanted = list(range(ROOT, len(self._logits) - 1))
-            logits = self._logits
-        tokens = self._sampler.choose(logits, [self._place(node) for node in wanted])
-        self._guesses.update(zip(wanted, tokens, strict=True))
+        if self._logits.device.type != "cpu" or few:
+            # Every question costs a wait for the device, or as much as the rows: ask for all.
+            with suppress(GenerationError):  # perhaps of a row that nobody needs
+                self._choose(list(range(ROOT, len(self._logits) - 1)))
+                return
+        self._choose(wanted)
+
+    def _choose(self, nodes: list[int]) -> None:
+        logits = _rows(self._logits, [node + 1 for node in nodes])
+        tokens = self._sampler.choose(logits, [self._place(node) for node in nodes])
+        self._guesses.update(zip(nodes, tokens, strict=True))
 
     def _place(self, node: int) -> int:
         """Return the absolute position of the token after ``node``."""

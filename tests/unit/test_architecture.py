@@ -19,7 +19,7 @@ LAYERS = [
     # may import each other; "strategies", "backends" and "adapters" hold siblings that may not.
     ["errors"],
     ["tree", "pool", "text", "registry", "params", "table", "signals", "noise"],
-    ["bootstrap", "runs", "output_files", "pinning", "machine"],
+    ["bootstrap", "runs", "output_files", "pinning", "machine", "cache_dir"],
     ["stopping", "mask"],
     ["plan", "observers"],
     ["interfaces"],

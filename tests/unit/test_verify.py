@@ -97,7 +97,8 @@ def test_duplicates_are_all_followed(order: tuple[int, ...]) -> None:
 class Recorder:
     """A sampler that says the row and the position it is asked for, and remembers them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_bulk: bool = False) -> None:
+        self.in_bulk = in_bulk
         self.calls: list[tuple[int, list[int]]] = []
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
@@ -119,6 +120,17 @@ def test_on_a_cpu_only_what_is_needed_is_chosen_and_once() -> None:
     assert target.after_many([2, 1, 2, ROOT, 0]) == [308, 207, 308, 6, 107]
     assert target.after_many([]) == []
     assert sampler.calls == [(1, [6]), (1, [7]), (2, [8, 7])]
+
+
+def test_few_rows_are_chosen_in_one_go_where_that_costs_no_more() -> None:
+    sampler = Recorder(in_bulk=True)
+    target = StepTarget(PLAN, LOGITS, sampler)
+    assert target.after(1) == 207
+    assert target.after_many([0, ROOT, 2]) == [107, 6, 308]
+    assert sampler.calls == [(4, [6, 7, 7, 8])]
+    plan = StepPlan(4, (7,), TokenTree.chain(range(20)))
+    StepTarget(plan, torch.arange(21.0)[:, None], sampler).after(ROOT)
+    assert sampler.calls[1:] == [(1, [5])]
 
 
 def test_on_a_device_everything_is_chosen_in_one_go() -> None:
@@ -173,6 +185,7 @@ class OnGrid:
     """A sampler whose draw at a position is one of eight cells of the cumulative distribution."""
 
     seed = 0
+    in_bulk = False
     cells: tuple[int, ...] = ()
 
     def choose(self, logits: torch.Tensor, positions: Sequence[int]) -> list[int]:

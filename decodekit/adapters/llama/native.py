@@ -1,7 +1,7 @@
 """The lean forward pass in C++; see ``decodekit.execution.native``.
 
-A row's logits depend on its token, its position and what it sees alone, to the last bit: not on what
-else is guessed, accepted, or decoded in the same batch, nor on how a prompt is cut into chunks.
+A row's logits depend on its token, its position and what it sees alone, to the last bit: not on
+what else is guessed, accepted or decoded in the same batch, nor on how a prompt is cut into pieces.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from decodekit.execution.native.library import (
     NativeLibrary,
     NativeModel,
     Step,
-    native_library,
 )
 from decodekit.plan import StepPlan
 
 __all__ = ["NativeForward", "native_obstacle"]
+
+_SILU = (nn.SiLU, type(ACT2FN["silu"]))
+
 
 def native_obstacle(lean: LeanForward, library: NativeLibrary) -> str | None:
     """Return why the library cannot run a model; None if it can."""
@@ -50,7 +52,7 @@ def native_obstacle(lean: LeanForward, library: NativeLibrary) -> str | None:
 
 
 def _is_silu(activation: object) -> bool:
-    if type(activation) not in (nn.SiLU, type(ACT2FN["silu"])):
+    if not isinstance(activation, nn.Module) or type(activation) not in _SILU:
         return False
     return "forward" not in vars(activation) and not (
         activation._forward_hooks or activation._forward_pre_hooks

@@ -58,7 +58,9 @@ def build_library(flags: Sequence[str] | None = None) -> Built:
         raise _unavailable(f"it is made for Linux, not {sys.platform}")
     compiler = _compiler()
     if flags is None:
-        flags = ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
+        flags = (
+            ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
+        )
     arguments = [*compiler, *_FLAGS, *flags]
     sources = files(__package__)
     texts = [sources.joinpath(name).read_bytes() for name in _SOURCES]

@@ -254,7 +254,9 @@ def test_a_pass_reads_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> 
     """A graph would keep what it was given once: all that changes must come in by ``load``."""
     adapter, _ = recorded()
     cache = adapter.new_cache(batch=1, capacity=16)
-    made = StaticPass(adapter._current().lean, _begun(cache), batch=1, rows=4, keys=rounded_keys(16, 17))
+    made = StaticPass(
+        adapter._current().lean, _begun(cache), batch=1, rows=4, keys=rounded_keys(16, 17)
+    )
     plans = [StepPlan(0, (1, 2)), StepPlan(0, (7, 8, 9))]
     expected = []
     with torch.inference_mode():

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from decodekit.errors import CheckpointError
 from decodekit.cache_dir import cache_dir
+from decodekit.errors import CheckpointError
 from decodekit.models.build_cache import MANIFEST, cached_directory, flaw
 
 # Builds slowly in a process of its own; the arguments are the seconds and a file to append to.

@@ -1,0 +1,130 @@
+"""Compiling the native library: once, and what cannot be compiled or kept is said in one line."""
+
+from __future__ import annotations
+
+import platform
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from decodekit import Decoder
+from decodekit.adapters.llama import adapter as adapter_module
+from decodekit.errors import ConfigError
+from decodekit.execution.native import build, library
+from decodekit.execution.native.build import build_library
+from decodekit.execution.native.library import NativeLibrary
+from decodekit.execution.packed import can_pack
+from decodekit.plan import StepPlan
+from decodekit.testing import check_adapter
+from tests.native import native_model, needs_compiler
+from tests.tiny import logits_after, random_prompt
+
+pytestmark = needs_compiler
+
+QUICK = ("-O0",)  # another library, which takes a moment
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty cache directory, and forget what this process has loaded."""
+    monkeypatch.setenv("DECODEKIT_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(adapter_module, "native_library", library.native_library.__wrapped__)
+    return tmp_path
+
+
+def compiler(directory: Path, script: str) -> str:
+    """Return the path of a program that is to be taken for a compiler."""
+    path = directory / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_it_is_compiled_once(empty: Path) -> None:
+    first = build_library(QUICK)
+    assert first.seconds > 0
+    assert first.path.parent == empty / "native"
+    made = first.path.stat()
+    assert build_library(QUICK) == build.Built(first.path, 0.0)
+    assert first.path.stat() == made
+    assert [file.name for file in first.path.parent.iterdir()] == [first.path.name]
+
+
+def test_other_flags_compilers_and_sources_are_other_files(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch = """test "$1" = --version && echo a && exit
+        for last; do :; done; touch "$last" """
+    monkeypatch.setenv("CXX", compiler(empty, touch))
+    paths = [build_library().path, build_library(QUICK).path]
+    monkeypatch.setenv("CXX", compiler(empty, touch.replace("echo a", "echo b")))
+    paths.append(build_library().path)
+    monkeypatch.setattr(build, "_SOURCES", (*build._SOURCES, "__init__.py"))
+    paths.append(build_library().path)
+    monkeypatch.setattr(build, "_processor", lambda: b"another")
+    paths.append(build_library().path)
+    assert len(set(paths)) == 5
+
+
+def test_no_compiler(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(empty))
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler \(c\+\+, g\+\+ or clang\+\+"):
+        build_library()
+    monkeypatch.setenv("CXX", "nonesuch -m64")
+    with pytest.raises(ConfigError, match="no compiler 'nonesuch -m64', which CXX names"):
+        build_library()
+
+
+def test_a_decoder_without_a_compiler(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(empty))
+    with pytest.raises(ConfigError, match=r"execution=native cannot run this: .*no C\+\+"):
+        Decoder.from_model(native_model(), execution="native")
+    other = "packed" if can_pack(torch.float32) else "eager"
+    assert Decoder.from_model(native_model(), execution="auto").execution == other
+
+
+def test_a_compiler_that_fails(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """test "$1" = --version && exit
+        echo "pass.cpp:1: note: a remark" >&2; echo "fatal error: no omp.h" >&2; exit 1"""
+    monkeypatch.setenv("CXX", compiler(empty, script))
+    with pytest.raises(ConfigError, match=r"compiler failed: .*fatal error: no omp.h"):
+        build_library()
+    assert list((empty / "native").iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (empty / "file").write_text("")
+    monkeypatch.setenv("DECODEKIT_CACHE", str(empty / "file"))
+    with pytest.raises(ConfigError, match=r"cannot write to .*; set DECODEKIT_CACHE"):
+        build_library(QUICK)
+
+
+def test_a_file_that_is_no_library(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = empty / "broken.so"
+    broken.write_bytes(b"nothing")
+    monkeypatch.setattr(library, "build_library", lambda: build.Built(broken, 0.0))
+    with pytest.raises(ConfigError, match=r"broken\.so cannot be loaded .* remove it"):
+        library.native_library.__wrapped__()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
+@pytest.mark.parametrize("kind", ["x86-64", "x86-64-v3"])
+def test_processors_with_fewer_instructions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without AVX-512, and without any AVX: other code, which -O1 is soon done with."""
+    built = build_library((f"-march={kind}", "-O1"))
+    monkeypatch.setattr(
+        adapter_module, "native_library", lambda: NativeLibrary(str(built.path), built.seconds)
+    )
+    prompt = tuple(random_prompt(140))
+    for dtype in (torch.float32, torch.bfloat16):
+        model = native_model("llama", dtype)
+        adapter = Decoder.from_model(model, execution="native").adapter
+        check_adapter(adapter, atol=0.0)
+        (logits,) = adapter.forward([StepPlan(0, prompt)], adapter.new_cache(batch=1, capacity=140))
+        rounded = logits_after(model, prompt)
+        exact = logits_after(model.double(), prompt)
+        allowed = 1e-3 if dtype == torch.float32 else 1.5 * float((rounded - exact).abs().max())
+        assert (logits[0] - exact).abs().max() < allowed
