@@ -7,6 +7,8 @@
 
 #include "vectors.h"
 
+#include <algorithm>
+
 namespace decodekit {
 
 constexpr int64_t PART = 128;
@@ -25,59 +27,138 @@ struct Seen {
     int64_t place(int64_t key) const { return key < run ? first + key : others[key - run]; }
 };
 
+// How runs of values are added up by weight: those of KEYS keys at a time, as PIECES vectors in an
+// order of their own, which `write` undoes.
+template <class T>
+struct Values;
+
+template <>
+struct Values<float> {
+    static constexpr int KEYS = 1, PIECES = 1;
+    using Weight = float;
+    static void load(const float* const* rows, int64_t at, Floats* pieces) {
+        pieces[0] = decodekit::load(rows[0] + at);
+    }
+    static Floats add(Floats sum, Floats piece, const float* weight) {
+        return sum + piece * *weight;
+    }
+    static void write(const Floats* pieces, float* to) { store(to, pieces[0]); }
+};
+
+// The even and the odd numbers of a run: either is a shift or a mask away.
+template <>
+struct Values<bfloat16> {
+    static constexpr int PIECES = 2;
+#ifdef __AVX512BF16__
+    // The same number of two keys lies in one word, and the weights of the two likewise.
+    static constexpr int KEYS = 2;
+    using Weight = bfloat16;
+    static void load(const bfloat16* const* rows, int64_t at, Floats* pieces) {
+        const Words first = Run<bfloat16>::words(rows[0] + at);
+        const Words second = Run<bfloat16>::words(rows[1] + at);
+        pieces[0] = (Floats)((first & 0xffffu) | (second << 16));
+        pieces[1] = (Floats)((first >> 16) | (second & 0xffff0000u));
+    }
+    static Floats add(Floats sum, Floats piece, const bfloat16* weights) {
+        uint32_t both;
+        std::memcpy(&both, weights, sizeof both);
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(Words)piece,
+                                        (__m512bh)(Words{} + both));
+    }
+#else
+    static constexpr int KEYS = 1;
+    using Weight = float;
+    static void load(const bfloat16* const* rows, int64_t at, Floats* pieces) {
+        const Words words = Run<bfloat16>::words(rows[0] + at);
+        pieces[0] = (Floats)(words << 16);
+        pieces[1] = (Floats)(words & 0xffff0000u);
+    }
+    static Floats add(Floats sum, Floats piece, const float* weight) {
+        return sum + piece * *weight;
+    }
+#endif
+    static void write(const Floats* pieces, bfloat16* to) {
+        const Words both = rounded(pieces[0]) >> 16 | (rounded(pieces[1]) & 0xffff0000u);
+        std::memcpy(to, &both, sizeof both);
+    }
+};
+
+// Scores of HEADS queries, RUNS runs each, with keys `begin` to `end`; LEAST behind them.
+template <class T, int RUNS, int HEADS>
+inline void score(const T* query, float scale, const T* keys, const Seen& seen, int64_t begin,
+                  int64_t end, float (*scores)[PART]) {
+    constexpr int LENGTH = Run<T>::LENGTH, D = RUNS * LENGTH;
+    for (int64_t start = begin; start < end; start += 4) {
+        const T* key[4];
+        for (int k = 0; k < 4; ++k) key[k] = keys + seen.place(std::min(start + k, end - 1)) * D;
+        Floats products[HEADS][4];
+        for (int h = 0; h < HEADS; ++h)
+            for (int k = 0; k < 4; ++k) products[h][k] = zeros();
+        int at = 0;
+        do {
+            typename Run<T>::Loaded of_key[4];
+            for (int k = 0; k < 4; ++k) of_key[k] = Run<T>::load(key[k] + at);
+            for (int h = 0; h < HEADS; ++h) {
+                const typename Run<T>::Loaded of_query = Run<T>::load(query + h * D + at);
+                for (int k = 0; k < 4; ++k)
+                    products[h][k] = Run<T>::add(products[h][k], of_key[k], of_query);
+            }
+            at += LENGTH;
+        } while (at < D);
+        for (int h = 0; h < HEADS; ++h) {
+            const Four found = sums_of_four(products[h]) * scale;
+            std::memcpy(scores[h] + start - begin, &found, sizeof found);
+        }
+    }
+    const int64_t count = end - begin, whole = (count + LANES - 1) / LANES * LANES;
+    for (int h = 0; h < HEADS; ++h)
+        for (int64_t i = count; i < whole; ++i) scores[h][i] = LEAST;
+}
+
 // Queries of HEADS heads, D numbers each, with keys `begin` to `end` of one kv head; D is RUNS runs.
 //
 // Writes, for each head, the largest score, the sum of exp(score - largest), and the sum of
-// exp(score - largest) * value, widened: LANES + D floats in all, the first two in lanes 0 and 1.
+// exp(score - largest) * value, in pieces: LANES + D floats in all, the first two in lanes 0 and 1.
 template <class T, int RUNS, int HEADS>
 void attend_part(const T* query, float scale, const T* keys, const T* values, const Seen& seen,
                  int64_t begin, int64_t end, float* out) {
-    constexpr int LENGTH = Run<T>::LENGTH, D = RUNS * LENGTH, PIECES = LENGTH / LANES;
+    using Weight = typename Values<T>::Weight;
+    constexpr int LENGTH = Run<T>::LENGTH, D = RUNS * LENGTH, KEYS = Values<T>::KEYS,
+                  PIECES = Values<T>::PIECES;
     const int64_t count = end - begin;
-    float weights[HEADS][PART];
-    Floats most[HEADS];
-    for (int h = 0; h < HEADS; ++h) most[h] = all(LEAST);
-    for (int64_t start = 0; start < count; start += LANES) {
-        const int some = count - start < LANES ? (int)(count - start) : LANES;
-        Floats products[HEADS][LANES];
-        for (int i = 0; i < some; ++i) {
-            const T* key = keys + seen.place(begin + start + i) * D;
-            Floats product[HEADS] = {};
-            for (int r = 0; r < RUNS; ++r) {
-                const typename Run<T>::Loaded part = Run<T>::load(key + r * LENGTH);
-                for (int h = 0; h < HEADS; ++h)
-                    product[h] = Run<T>::add(product[h], part,
-                                             Run<T>::load(query + h * D + r * LENGTH));
-            }
-            for (int h = 0; h < HEADS; ++h) products[h][i] = product[h];
-        }
-        for (int h = 0; h < HEADS; ++h) {
-            for (int i = some; i < LANES; ++i) products[h][i] = zeros();
-            Floats scores = sums(products[h]) * scale;
-            for (int i = some; i < LANES; ++i) scores[i] = LEAST;
-            most[h] = maximum(most[h], scores);
-            store(weights[h] + start, scores);
-        }
-    }
+    float scores[HEADS][PART];
+    Weight weights[HEADS][PART];
+    score<T, RUNS, HEADS>(query, scale, keys, seen, begin, end, scores);
     for (int h = 0; h < HEADS; ++h) {
-        const float top = largest(most[h]);
+        Floats most = load(scores[h]);
+        for (int64_t i = LANES; i < count; i += LANES) most = maximum(most, load(scores[h] + i));
+        const float top = largest(most);
         Floats total = zeros();
-        for (int64_t start = 0; start < count; start += LANES) {
-            const Floats weight = exponential(load(weights[h] + start) - top);
-            store(weights[h] + start, weight);
-            total += weight;
+        for (int64_t i = 0; i < count; i += LANES) {
+            store(weights[h] + i, exponential(load(scores[h] + i) - top));
+            total += load(weights[h] + i);  // as it was rounded
         }
         out[h * (LANES + D)] = top;
         out[h * (LANES + D) + 1] = sum(total);
     }
-    Floats found[HEADS][RUNS * PIECES] = {};
-    for (int64_t i = 0; i < count; ++i) {
-        const T* value = values + seen.place(begin + i) * D;
-        Floats parts[RUNS * PIECES];
-        for (int r = 0; r < RUNS; ++r) Run<T>::widen(value + r * LENGTH, parts + r * PIECES);
-        for (int h = 0; h < HEADS; ++h)
-            for (int p = 0; p < RUNS * PIECES; ++p) found[h][p] += parts[p] * weights[h][i];
-    }
+    Floats found[HEADS][RUNS * PIECES];
+    for (int h = 0; h < HEADS; ++h)
+        for (int p = 0; p < RUNS * PIECES; ++p) found[h][p] = zeros();
+    int64_t i = 0;
+    do {
+        const T* value[KEYS];
+        for (int k = 0; k < KEYS; ++k)
+            value[k] = values + seen.place(begin + std::min(i + k, count - 1)) * D;
+        for (int r = 0; r < RUNS; ++r) {
+            Floats pieces[PIECES];
+            Values<T>::load(value, r * LENGTH, pieces);
+            for (int h = 0; h < HEADS; ++h)
+                for (int p = 0; p < PIECES; ++p)
+                    found[h][r * PIECES + p] =
+                        Values<T>::add(found[h][r * PIECES + p], pieces[p], weights[h] + i);
+        }
+        i += KEYS;
+    } while (i < count);
     for (int h = 0; h < HEADS; ++h)
         for (int p = 0; p < RUNS * PIECES; ++p)
             store(out + h * (LANES + D) + (1 + p) * LANES, found[h][p]);
@@ -89,7 +170,7 @@ void join_parts(const float* parts, int64_t count, int64_t stride, int64_t dim, 
     float top = parts[0];
     for (int64_t p = 1; p < count; ++p) top = parts[p * stride] > top ? parts[p * stride] : top;
     float total = 0.0f;
-    constexpr int64_t PIECES = Run<T>::LENGTH / LANES;
+    constexpr int64_t PIECES = Values<T>::PIECES;
     Floats sum[MOST_DIM / LANES] = {};
     for (int64_t p = 0; p < count; ++p) {
         const float* part = parts + p * stride;
@@ -99,7 +180,7 @@ void join_parts(const float* parts, int64_t count, int64_t stride, int64_t dim, 
             sum[c] += weight * load(part + LANES + c * LANES);
     }
     for (int64_t c = 0; c < dim / LANES; ++c) sum[c] /= total;
-    for (int64_t c = 0; c < dim / LANES; c += PIECES) Run<T>::narrow(sum + c, out + c * LANES);
+    for (int64_t c = 0; c < dim / LANES; c += PIECES) Values<T>::write(sum + c, out + c * LANES);
 }
 
 template <class T>

@@ -1,7 +1,8 @@
 """Compiles the C++ sources beside this file, once for a machine, and keeps the result.
 
 What the processor has decides which instructions are used, so code is compiled where it runs. The
-compiler is ``$CXX``, else the first of ``c++``, ``g++`` and ``clang++`` on the path.
+compiler is ``$CXX``, else the first of ``g++``, ``c++`` and ``clang++`` on the path: g++ first,
+because its OpenMP is the one that torch has its threads from.
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ def _compiler() -> list[str]:
         if command and shutil.which(command[0]):
             return command
         raise _unavailable(f"there is no compiler {named!r}, which CXX names")
-    for name in ("c++", "g++", "clang++"):
+    for name in ("g++", "c++", "clang++"):
         if shutil.which(name):
             return [name]
-    raise _unavailable("there is no C++ compiler (c++, g++ or clang++; or name one in CXX)")
+    raise _unavailable("there is no C++ compiler (g++, c++ or clang++; or name one in CXX)")
 
 
 def _version(compiler: list[str]) -> str:

@@ -359,7 +359,8 @@ void Pass<T>::gate(const Layer& layer, int id) const {
         for (int64_t o = some.first; o < some.last; o += LANES) {
             const Floats gate = load(wide_.at(row * width + o));
             const Floats up = load(wide_.at(row * width + inner + o));
-            store(inner_.at(row * inner + o), gate / (exponential(-gate) + 1.0f) * up);
+            const Floats e = exponential(-maximum(all(-88.0f), gate));
+            store(inner_.at(row * inner + o), gate / (e + 1.0f) * up);
         }
 }
 

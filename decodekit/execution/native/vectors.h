@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -37,7 +37,11 @@ inline Floats load(const float* from) {
 inline Floats load(const bfloat16* from) {
     Halves halves;
     std::memcpy(&halves, from, sizeof halves);
+#ifdef __AVX512F__  // GCC 12 makes eight instructions of the conversion
+    return (Floats)((Words)_mm512_cvtepu16_epi32((__m256i)halves) << 16);
+#else
     return (Floats)(__builtin_convertvector(halves, Words) << 16);
+#endif
 }
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
@@ -51,15 +55,18 @@ inline Words rounded(Floats values) {
 }
 
 inline void store(bfloat16* to, Floats values) {
+#if defined(__AVX512BF16__)
+    const __m256bh halves = _mm512_cvtneps_pbh((__m512)values);
+#elif defined(__AVX512F__)
+    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)(rounded(values) >> 16));
+#else
     const Halves halves = __builtin_convertvector(rounded(values) >> 16, Halves);
+#endif
     std::memcpy(to, &halves, sizeof halves);
 }
 
-inline Floats maximum(Floats a, Floats b) {
-    const Ints larger = a > b;
-    return (Floats)(((Ints)a & larger) | ((Ints)b & ~larger));
-}
-
+// Of the two; `b` where one of them is not a number.
+inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
 // The sum of the sixteen lanes, as a tree.
 inline float sum(Floats v) {
@@ -71,33 +78,15 @@ inline float sum(Floats v) {
 }
 
 inline float largest(Floats v) {
-    float most = v[0];
-    for (int lane = 1; lane < LANES; ++lane) most = v[lane] > most ? v[lane] : most;
-    return most;
-}
-
-// The sums of sixteen vectors' lanes: lane i is the sum of v[i].
-inline Floats sums(const Floats* v) {
-    Floats eight[8], four[4], two[2];
-    for (int i = 0; i < 8; ++i)
-        eight[i] = __builtin_shufflevector(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19,
-                                           20, 21, 22, 23) +
-                   __builtin_shufflevector(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25,
-                                           26, 27, 28, 29, 30, 31);
-    for (int i = 0; i < 4; ++i)
-        four[i] = __builtin_shufflevector(eight[i], eight[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9,
-                                          10, 11, 24, 25, 26, 27) +
-                  __builtin_shufflevector(eight[i], eight[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12,
-                                          13, 14, 15, 28, 29, 30, 31);
-    for (int i = 0; i < 2; ++i)
-        two[i] = __builtin_shufflevector(four[i], four[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9,
-                                         24, 25, 12, 13, 28, 29) +
-                 __builtin_shufflevector(four[i], four[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11,
-                                         26, 27, 14, 15, 30, 31);
-    return __builtin_shufflevector(two[0], two[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12,
-                                   28, 14, 30) +
-           __builtin_shufflevector(two[0], two[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13,
-                                   29, 15, 31);
+    v = maximum(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6,
+                                           7));
+    v = maximum(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10,
+                                           11));
+    v = maximum(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12,
+                                           13));
+    v = maximum(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15,
+                                           14));
+    return v[0];
 }
 
 typedef float Four __attribute__((vector_size(16)));
@@ -121,12 +110,9 @@ inline Four sums_of_four(const Floats* v) {
             __builtin_shufflevector(four, four, 12, 13, 14, 15));
 }
 
-// e to the power of each lane, to about 1 part in 10 million; 0 below -87.
+// e to the power of each lane, to about 1 part in 10 million; 0 below -87.7. No lane is over 88.
 inline Floats exponential(Floats x) {
-    const Ints tiny = x < -87.0f;
-    x = maximum(x, all(-87.0f));
-    const Ints high = x > 88.0f;
-    x = (Floats)(((Ints)x & ~high) | ((Ints)all(88.0f) & high));
+    x = maximum(all(-88.0f), x);
     // x = n log 2 + r with |r| <= log 2 / 2; adding and taking 1.5 * 2^23 away rounds.
     const Floats shift = all(12582912.0f);
     const Floats n = (x * 1.44269504f + shift) - shift;
@@ -139,8 +125,8 @@ inline Floats exponential(Floats x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-    return (Floats)((Ints)(p * (Floats)power) & ~tiny);
+    // The exponent alone, which is 0 for n = -127.
+    return p * (Floats)((__builtin_convertvector(n, Ints) + 127) << 23);
 }
 
 // Keeps a vector in its register: GCC else loads it again for each of its uses.
@@ -166,14 +152,9 @@ struct Run<float> {
 
     // The product of two runs, added lane by lane.
     static Floats add(Floats sum, Loaded a, Loaded b) { return sum + a * b; }
-
-    // The numbers themselves: vectors of LANES, as many as a run has.
-    static void widen(const float* from, Floats* to) { to[0] = decodekit::load(from); }
-    static void narrow(const Floats* from, float* to) { decodekit::store(to, from[0]); }
 };
 
-// Two numbers lie in one word, and the upper half of a float32 is a bfloat16: a run is widened to
-// its even and its odd numbers, in two operations.
+// Two numbers lie in one word, and a bfloat16 is the upper half of a float32.
 template <>
 struct Run<bfloat16> {
     static constexpr int LENGTH = 2 * LANES;
@@ -203,14 +184,6 @@ struct Run<bfloat16> {
         return sum + a.even * b.even + a.odd * b.odd;
     }
 #endif
-    static void widen(const bfloat16* from, Floats* to) {
-        to[0] = (Floats)(words(from) << 16);
-        to[1] = (Floats)(words(from) & 0xffff0000u);
-    }
-    static void narrow(const Floats* from, bfloat16* to) {
-        const Words both = rounded(from[0]) >> 16 | (rounded(from[1]) & 0xffff0000u);
-        std::memcpy(to, &both, sizeof both);
-    }
 };
 
 }  // namespace decodekit

@@ -71,7 +71,7 @@ def test_other_flags_compilers_and_sources_are_other_files(
 
 def test_no_compiler(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(empty))
-    with pytest.raises(ConfigError, match=r"no C\+\+ compiler \(c\+\+, g\+\+ or clang\+\+"):
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler \(g\+\+, c\+\+ or clang\+\+"):
         build_library()
     monkeypatch.setenv("CXX", "nonesuch -m64")
     with pytest.raises(ConfigError, match="no compiler 'nonesuch -m64', which CXX names"):
