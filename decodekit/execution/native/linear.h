@@ -17,8 +17,9 @@ constexpr int OUTPUTS = 4, MOST_ROWS = 6;  // of a block; its sums have to fit i
 // spread over everything that is done meanwhile, so that the memory is never idle.
 constexpr int64_t PANEL = 16;
 
-// Bytes of states that are used again before others are, in the first level of cache.
-constexpr int64_t KEPT = 24 << 10;
+// Bytes of states that are used again before others are, in the first level of cache; and of those
+// that all outputs are computed for before others are, in the second.
+constexpr int64_t KEPT = 24 << 10, GROUP = 256 << 10;
 
 constexpr int LINE = 64;
 
@@ -64,10 +65,8 @@ Block<T> block_of(int64_t rows) {
     return blocks[rows - 1];
 }
 
-// out[r][o] = sum over i of states[r][i] * weight[o][i], for the outputs from `first` to `last`. The
-// number of inputs is one of whole runs, that of the outputs a multiple of OUTPUTS.
 template <class T>
-void linear(const T* states, int64_t rows, int64_t inputs, const T* weight, int64_t first,
+void linear_of_group(const T* states, int64_t rows, int64_t inputs, const T* weight, int64_t first,
             int64_t last, float* out, int64_t stride) {
     const int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     const int64_t pace = OUTPUTS * LINE / blocks;  // a run of each of a block's weights is a line
@@ -93,6 +92,20 @@ void linear(const T* states, int64_t rows, int64_t inputs, const T* weight, int6
                                                         out + row * stride + o, stride);
                     ahead += bytes;
                 }
+    }
+}
+
+// out[r][o] = sum over i of states[r][i] * weight[o][i], for the outputs from `first` to `last`. The
+// number of inputs is one of whole runs, that of the outputs a multiple of OUTPUTS.
+template <class T>
+void linear(const T* states, int64_t rows, int64_t inputs, const T* weight, int64_t first,
+            int64_t last, float* out, int64_t stride) {
+    const int64_t most = std::max((int64_t)MOST_ROWS, GROUP / (inputs * (int64_t)sizeof(T)));
+    const int64_t groups = (rows + most - 1) / most;
+    for (int64_t group = 0; group < groups; ++group) {
+        const int64_t row = rows * group / groups, next = rows * (group + 1) / groups;
+        linear_of_group(states + row * inputs, next - row, inputs, weight, first, last,
+                        out + row * stride, stride);
     }
 }
 

@@ -145,11 +145,11 @@ class Pass {
     std::vector<View> views_;
     std::vector<int64_t> view_of_;  // of each layer
     int team_ = 1;
-    Buffer<float> hidden_, wide_, parts_, logits_;
+    Buffer<float> hidden_, wide_, parts_, some_;
     Buffer<T> states_, queries_, inner_;
 };
 
-constexpr int64_t SOME = 64;  // logits of each row at a time
+constexpr int64_t SOME = 64;  // outputs of each row at a time that go on at once
 
 int64_t most_parts(const std::vector<View>& views) {
     size_t most = 0;
@@ -179,9 +179,9 @@ Pass<T>::Pass(const Model& model, const Step& step, int threads)
       stride_(LANES + model.dim),
       views_(views_of(model, step)),
       hidden_(step.rows * model.hidden),
-      wide_(step.rows * std::max({heads_in_ * model.dim, 2 * model.inner, model.hidden})),
+      wide_(step.rows * std::max(heads_in_ * model.dim, model.hidden)),
       parts_(most_parts(views_) * model.heads * stride_),
-      logits_(threads * step.wanted * SOME),
+      some_(threads * 2 * step.rows * SOME),
       states_(step.rows * std::max(model.hidden, heads_)),
       queries_(step.rows * heads_),
       inner_(step.rows * model.inner) {
@@ -345,23 +345,27 @@ void Pass<T>::add(const T* from, int64_t inputs, const void* weight, const void*
         }
 }
 
-// silu(gate) * up, where silu(x) = x / (1 + exp(-x)).
+// silu(gate) * up, where silu(x) = x / (1 + exp(-x)); some outputs of both at a time, so that they are
+// still in the cache when they are multiplied.
 template <class T>
 void Pass<T>::gate(const Layer& layer, int id) const {
-    const int64_t inner = model_.inner, width = 2 * inner;
-    const Share some = share(inner, id, LANES);
-    const Share others{some.first + inner, some.last + inner};
-    project(states_.at(0), model_.hidden, layer.gate_up, layer.gate_up_bias, some, wide_.at(0),
-            width);
-    project(states_.at(0), model_.hidden, layer.gate_up, layer.gate_up_bias, others, wide_.at(0),
-            width);
-    for (int64_t row = 0; row < step_.rows; ++row)
-        for (int64_t o = some.first; o < some.last; o += LANES) {
-            const Floats gate = load(wide_.at(row * width + o));
-            const Floats up = load(wide_.at(row * width + inner + o));
-            const Floats e = exponential(-maximum(all(-88.0f), gate));
-            store(inner_.at(row * inner + o), gate / (e + 1.0f) * up);
-        }
+    const int64_t inner = model_.inner, rows = step_.rows;
+    const Share share = this->share(inner, id, LANES);
+    float* gates = some_.at(id * 2 * rows * SOME);
+    float* ups = gates + rows * SOME;
+    for (int64_t first = share.first; first < share.last; first += SOME) {
+        const int64_t last = std::min(first + SOME, share.last);
+        project(states_.at(0), model_.hidden, layer.gate_up, layer.gate_up_bias, {first, last},
+                gates - first, SOME);
+        project(states_.at(0), model_.hidden, layer.gate_up, layer.gate_up_bias,
+                {first + inner, last + inner}, ups - first - inner, SOME);
+        for (int64_t row = 0; row < rows; ++row)
+            for (int64_t o = 0; o < last - first; o += LANES) {
+                const Floats gate = load(gates + row * SOME + o), up = load(ups + row * SOME + o);
+                const Floats e = exponential(-maximum(all(-88.0f), gate));
+                store(inner_.at(row * inner + first + o), gate / (e + 1.0f) * up);
+            }
+    }
 }
 
 template <class T>
@@ -373,7 +377,7 @@ void Pass<T>::to_logits(int id) const {
              states_.at(row * model_.hidden));
 #pragma omp barrier
     some = share(vocabulary, id, SOME);
-    float* found = logits_.at(id * wanted * SOME);
+    float* found = some_.at(id * 2 * step_.rows * SOME);
     for (int64_t first = some.first; first < some.last; first += SOME) {
         const int64_t last = std::min(first + SOME, some.last);
         linear((const T*)states_.at(0), wanted, model_.hidden, (const T*)model_.head, first, last,
