@@ -35,6 +35,9 @@ class LocalRunner:
         self.adapter = adapter
         self.prefill_chunk = prefill_chunk
         self._cache: KVCache | None = None
+        # Asked once: it is a question of a tenth of a millisecond, and every step needs an answer.
+        self._moving = adapter if isinstance(adapter, HasHorizon) else None
+        self._max_positions = adapter.max_positions
         self._cancelled: Callable[[], bool] = lambda: False
         self._leads: list[int] = []  # pending rows of the last pass, per sequence
         self.forward_seconds = 0.0
@@ -51,9 +54,9 @@ class LocalRunner:
 
         Usually they are the model's ``max_positions``.
         """
-        limits = [self.adapter.max_positions]
-        if isinstance(self.adapter, HasHorizon):
-            limits.append(self.adapter.horizon(length))
+        limits = [self._max_positions]
+        if self._moving is not None:
+            limits.append(self._moving.horizon(length))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def start(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from decodekit.errors import GenerationError
+from decodekit.execution.native.library import loaded_library
 from decodekit.noise import PositionNoise
 from decodekit.params import SamplingParams
 
@@ -141,9 +142,14 @@ class PositionSampler:
 def _largest(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest number of each row [R, V] and its place, the first of equals, both [R].
 
-    A row with NaN has NaN as its largest. On a CPU torch looks for a place one number at a time,
-    but for a maximum many at a time: so first the maxima of blocks, and then in one block only.
+    A row with NaN has NaN as its largest. The native library does it in one go, where it is in use.
+    On a CPU torch looks for a place one number at a time, but for a maximum many at a time: so
+    first the maxima of blocks, and then in one block only.
     """
+    library = loaded_library()
+    found = None if library is None else library.largest(rows)
+    if found is not None:
+        return found
     blocks, rest = divmod(rows.shape[-1], _BLOCK)
     if rows.device.type != "cpu" or blocks < 2 or len(rows) <= _FEW:
         best, places = rows.max(dim=-1)

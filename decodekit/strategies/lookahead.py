@@ -25,7 +25,7 @@ __all__ = ["Lookahead", "LookaheadConfig", "LookaheadProposer"]
 class LookaheadConfig:
     """Settings of ``strategy=lookahead``.
 
-    The defaults are what a CPU can afford, about 13 rows a step. A GPU runs far more rows in the
+    The defaults are what a CPU can afford, about 9 rows a step. A GPU runs far more rows in the
     time of one; there the paper's 15, 5 and 15 save more steps.
 
     Attributes:
@@ -44,9 +44,9 @@ class LookaheadConfig:
     """
 
     name: str = "lookahead"
-    window_size: int = 3
+    window_size: int = 2
     ngram_size: int = 4
-    max_candidates: int = 3
+    max_candidates: int = 2
     prompt_ngrams: bool = True
     accepted_ngrams: bool = True
     realign: bool = False

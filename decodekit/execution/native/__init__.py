@@ -1,4 +1,4 @@
 """A whole pass in C++: the matrix products, the attention and all that lies between them.
 
-``pass.cpp`` says what is computed, ``build`` compiles it once for a machine, ``library`` calls it.
+``pass.h`` says what is computed, ``build`` compiles it once for a machine, ``library`` calls it.
 """

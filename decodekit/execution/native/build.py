@@ -26,7 +26,16 @@ from decodekit.errors import ConfigError, shortened
 
 __all__ = ["Built", "build_library"]
 
-_SOURCES = ("pass.cpp", "attention.h", "linear.h", "vectors.h")
+_SOURCES = (
+    "library.cpp",
+    "pass.h",
+    "model.h",
+    "view.h",
+    "attention.h",
+    "linear.h",
+    "largest.h",
+    "vectors.h",
+)
 
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-Wno-psabi")
 

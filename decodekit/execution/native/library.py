@@ -18,7 +18,14 @@ from torch import Tensor
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.execution.native.build import build_library
 
-__all__ = ["LANES", "NativeLibrary", "NativeModel", "Step", "native_library"]
+__all__ = [
+    "LANES",
+    "NativeLibrary",
+    "NativeModel",
+    "Step",
+    "loaded_library",
+    "native_library",
+]
 
 LANES = 16
 """All sizes are multiples of this."""
@@ -172,12 +179,39 @@ class NativeLibrary:
             ctypes.c_int,
             ctypes.c_int,
         )
+        self._largest = library.decodekit_largest
+        self._largest.restype = None
+        self._largest.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        )
         self._has_heads_of = library.decodekit_has_heads_of
         self._has_heads_of.argtypes = (ctypes.c_int64, ctypes.c_int)
 
     def has_heads_of(self, dim: int, dtype: torch.dtype) -> bool:
         """Return whether there is a kernel for heads of so many numbers."""
         return bool(self._has_heads_of(dim, _DTYPES[dtype]))
+
+    def largest(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the largest number of each row [R, V] and its first place, both [R].
+
+        A row with NaN has NaN as its largest. None if the rows are of another dtype, on another
+        device, not in one piece, or no multiple of ``LANES``: then nothing was done.
+        """
+        half = _DTYPES.get(rows.dtype)
+        whole = rows.is_contiguous() and rows.shape[-1] % LANES == 0 and rows.device.type == "cpu"
+        if half is None or not whole:
+            return None
+        best = torch.empty(len(rows))
+        places = torch.empty(len(rows), dtype=torch.int64)
+        self._largest(
+            rows.data_ptr(), len(rows), rows.shape[-1], half, best.data_ptr(), places.data_ptr()
+        )
+        return best, places
 
     def run(self, model: NativeModel, step: Step, *, turns: Tensor, cache: Tensor) -> Tensor:
         """Return the logits [wanted rows, V] in the model's dtype; writes keys and values.
@@ -223,6 +257,14 @@ class NativeLibrary:
         return logits
 
 
+_loaded: list[NativeLibrary] = []
+
+
+def loaded_library() -> NativeLibrary | None:
+    """Return the library if this process has it already; nothing is compiled."""
+    return _loaded[0] if _loaded else None
+
+
 @cache
 def native_library() -> NativeLibrary:
     """Return the library, compiled if need be.
@@ -232,13 +274,15 @@ def native_library() -> NativeLibrary:
     """
     built = build_library()
     try:
-        return NativeLibrary(str(built.path), built.seconds)
+        library = NativeLibrary(str(built.path), built.seconds)
     except OSError as error:
         raise ConfigError(
             f"{built.path} cannot be loaded ({error}); remove it to have it compiled again",
             key="execution",
             value="native",
         ) from error
+    _loaded[:] = [library]
+    return library
 
 
 def _address(tensor: Tensor | None) -> int | None:

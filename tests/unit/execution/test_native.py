@@ -13,6 +13,7 @@ from torch import Tensor
 from decodekit import Decoder
 from decodekit.adapters.llama import LlamaAdapter
 from decodekit.errors import ConfigError, GenerationError
+from decodekit.execution.native.library import native_library
 from decodekit.execution.packed import can_pack
 from decodekit.factory import build_adapter, build_strategy, prepare_execution
 from decodekit.interfaces import KVCache
@@ -102,6 +103,21 @@ def test_neither_threads_nor_chunks_change_a_bit(dtype: torch.dtype) -> None:
     found.append(adapter.forward([StepPlan(140, prompt[140:], plan.tree)], cache)[0])
     for other in found[1:]:
         assert torch.equal(other, found[0])
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_more_partial_results_than_are_held_at_once(kind: str) -> None:
+    """A row has one for each head and 128 keys: 900 rows behind 3,000 tokens fill over 16 MiB."""
+    adapter, text = native_adapter(kind), tokens_of(3900)
+    found = []
+    for chunks in ((3000, 900), (300,) * 13):
+        cache, start = adapter.new_cache(batch=1, capacity=3900), 0
+        for chunk in chunks:
+            (logits,) = adapter.forward([StepPlan(start, text[start : start + chunk])], cache)
+            cache.commit([range(chunk)])
+            start += chunk
+        found.append(logits)
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -216,6 +232,38 @@ def test_weights_that_are_no_numbers_end_the_text_with_an_error(
     decoder = Decoder.from_model(model, execution="native")
     with pytest.raises(GenerationError, match="NaN or infinite"):
         decoder.generate(list(tokens_of(5)), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_of_each_row(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 48, generator=generator).mul(3).round().to(dtype)  # with many ties
+    rows[3] = -torch.inf
+    rows[4, 17] = torch.inf
+    rows[5] = -3e38
+    rows[6:54].fill_(0)[range(48), range(48)] = 1  # once in every place
+    found = native_library().largest(rows)
+    assert found is not None
+    best, places = found
+    assert torch.equal(best, rows.float().amax(-1))
+    firsts = [row.tolist().index(max(row.tolist())) for row in rows]
+    assert places.tolist() == firsts
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_with_a_number_that_is_none_has_no_largest(dtype: torch.dtype) -> None:
+    for place in range(48):
+        row = torch.arange(48.0).to(dtype)[None].clone()
+        row[0, place] = torch.nan
+        found = native_library().largest(row)
+        assert found is not None
+        assert found[0].isnan().all()
+
+
+def test_rows_that_are_left_to_torch() -> None:
+    library, rows = native_library(), torch.zeros(4, 64)
+    for other in (rows.half(), rows.double(), rows[:, :48], rows.t().clone(), rows.to("meta")):
+        assert library.largest(other) is None
 
 
 class TestWhatItIsNotFor:

@@ -4,8 +4,12 @@
 // nothing else: not on other rows, places in memory or threads. See linear.h and attention.h.
 // Hidden states are float32 from layer to layer; what goes into a matrix product, and keys and
 // values, are of the model's type T.
+#pragma once
+
 #include "attention.h"
 #include "linear.h"
+#include "model.h"
+#include "view.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,33 +19,6 @@
 #include <vector>
 
 namespace decodekit {
-
-// The three that follow are mirrored in library.py, field by field.
-struct Layer {
-    const void *attention_norm, *qkv, *qkv_bias, *out, *out_bias;
-    const void *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
-    int64_t window;  // in positions; 0 for none
-    double scale;
-};
-
-struct Model {
-    int64_t layers, hidden, heads, kv_heads, dim, inner, vocabulary;
-    double epsilon;
-    const void *embedding, *norm, *head, *head_bias;
-    const Layer* layer;
-};
-
-struct Step {
-    int64_t sequences, rows, wanted;
-    const int32_t *start;   // of each sequence, its first row; then the number of rows
-    const int32_t *prefix;  // of each sequence, how many keys it has in the cache
-    const int32_t *token, *position, *tin, *tout;  // of each row
-    const int32_t *wanted_row;
-    const void* turns;  // [positions, 2 * dim]: cosines, then signed sines
-    void* cache;        // [2 * layers, slots, kv_heads, capacity, dim]: keys, then values of a layer
-    int64_t slots, capacity;
-    void* logits;  // [wanted, vocabulary]
-};
 
 // Memory that starts at a line of the cache, and means nothing yet.
 template <class T>
@@ -57,50 +34,6 @@ class Buffer {
     };
     std::unique_ptr<T, Free> data_;
 };
-
-// A part of the keys that a row sees.
-struct Part {
-    int32_t row, number;
-};
-
-// What the rows of a step see in layers with one window.
-struct View {
-    int64_t window;
-    std::vector<Seen> seen;        // of each row
-    std::vector<int32_t> others;   // the places that `seen` points to
-    std::vector<int64_t> first;    // of each row, where its parts start; then the number of parts
-    std::vector<Part> parts;       // of all rows, those of the same keys together
-};
-
-View view(const Step& step, int64_t window) {
-    View view{window, {}, {}, {0}, {}};
-    std::vector<int64_t> starts;
-    for (int64_t s = 0; s < step.sequences; ++s) {
-        const int32_t from = step.start[s], to = step.start[s + 1];
-        for (int32_t row = from; row < to; ++row) {
-            const int64_t prefix = step.prefix[s];
-            const int64_t hidden = window ? step.position[row] - window + 1 : 0;
-            const int64_t first = std::min(std::max(hidden, (int64_t)0), prefix);
-            starts.push_back(view.others.size());
-            for (int32_t key = from; key < to; ++key)
-                if (step.tin[key] <= step.tin[row] && step.tin[row] < step.tout[key] &&
-                    step.position[key] >= hidden)
-                    view.others.push_back((int32_t)(prefix + key - from));
-            const int64_t count = prefix - first + (int64_t)view.others.size() - starts.back();
-            view.seen.push_back({first, prefix - first, nullptr, count});
-            view.first.push_back(view.first.back() + (count + PART - 1) / PART);
-        }
-    }
-    int64_t most = 0;
-    for (int64_t row = 0; row < step.rows; ++row) {
-        view.seen[row].others = view.others.data() + starts[row];
-        most = std::max(most, view.first[row + 1] - view.first[row]);
-    }
-    for (int32_t number = 0; number < most; ++number)
-        for (int32_t row = 0; row < step.rows; ++row)
-            if (number < view.first[row + 1] - view.first[row]) view.parts.push_back({row, number});
-    return view;
-}
 
 template <class T>
 class Pass {
@@ -130,8 +63,8 @@ class Pass {
     void project(const T* from, int64_t inputs, const void* weight, const void* bias,
                  const Share& share, float* to, int64_t outputs) const;
     void turn(int64_t layer, int64_t row, int64_t head) const;
-    void attend(int64_t layer, const View& view, int id) const;
-    void join(const View& view, int id) const;
+    void attend(int64_t layer, const View& view, const Group& group, int id) const;
+    void join(const View& view, const Group& group, int id) const;
     void add(const T* from, int64_t inputs, const void* weight, const void* bias, int id) const;
     void gate(const Layer& layer, int id) const;
     void through(int64_t index, int id) const;
@@ -149,23 +82,15 @@ class Pass {
     Buffer<T> states_, queries_, inner_;
 };
 
+constexpr int64_t HELD = 16 << 20;  // bytes of partial results of attention
+
 constexpr int64_t SOME = 64;  // outputs of each row at a time that go on at once
 
-int64_t most_parts(const std::vector<View>& views) {
+inline int64_t most_parts(const std::vector<View>& views) {
     size_t most = 0;
-    for (const View& view : views) most = std::max(most, view.parts.size());
+    for (const View& view : views)
+        for (const Group& group : view.groups) most = std::max(most, group.parts.size());
     return most;
-}
-
-std::vector<View> views_of(const Model& model, const Step& step) {
-    std::vector<View> views;
-    for (int64_t layer = 0; layer < model.layers; ++layer) {
-        const int64_t window = model.layer[layer].window;
-        if (std::none_of(views.begin(), views.end(),
-                         [&](const View& view) { return view.window == window; }))
-            views.push_back(view(step, window));
-    }
-    return views;
 }
 
 template <class T>
@@ -177,7 +102,8 @@ Pass<T>::Pass(const Model& model, const Step& step, int threads)
       heads_(model.heads * model.dim),
       group_(model.heads / model.kv_heads),
       stride_(LANES + model.dim),
-      views_(views_of(model, step)),
+      views_(views_of(model, step,
+                      HELD / (model.heads * stride_ * (int64_t)sizeof(float)))),
       hidden_(step.rows * model.hidden),
       wide_(step.rows * std::max(heads_in_ * model.dim, model.hidden)),
       parts_(most_parts(views_) * model.heads * stride_),
@@ -224,10 +150,12 @@ void Pass<T>::through(int64_t index, int id) const {
     some = share(rows * heads_in_, id);
     for (int64_t i = some.first; i < some.last; ++i) turn(index, i / heads_in_, i % heads_in_);
 #pragma omp barrier
-    attend(index, view, id);
+    for (const Group& group : view.groups) {
+        attend(index, view, group, id);
 #pragma omp barrier
-    join(view, id);
+        join(view, group, id);
 #pragma omp barrier
+    }
     add(states_.at(0), heads_, layer.out, layer.out_bias, id);
 #pragma omp barrier
     some = share(rows, id);
@@ -302,33 +230,35 @@ void Pass<T>::turn(int64_t layer, int64_t row, int64_t head) const {
 }
 
 template <class T>
-void Pass<T>::attend(int64_t layer, const View& view, int id) const {
-    const int64_t dim = model_.dim, parts = view.parts.size();
+void Pass<T>::attend(int64_t layer, const View& view, const Group& group, int id) const {
+    const int64_t dim = model_.dim, parts = group.parts.size();
     const float scale = (float)model_.layer[layer].scale;
     const Share some = share(model_.kv_heads * parts, id);
     for (int64_t i = some.first; i < some.last; ++i) {
         const int64_t kv_head = i / parts;
-        const Part part = view.parts[i % parts];
+        const Part part = group.parts[i % parts];
         const Seen& seen = view.seen[part.row];
         const int64_t begin = part.number * PART, end = std::min(begin + PART, seen.count);
         for (int64_t h = 0; h < group_; h += MOST_HEADS) {
             const int64_t head = kv_head * group_ + h;
-            const int64_t place = (view.first[part.row] + part.number) * model_.heads + head;
+            const int64_t place = view.first[part.row] - view.first[group.first] + part.number;
             attend_kernel<T>(dim, std::min((int64_t)MOST_HEADS, group_ - h))(
                 queries_.at((part.row * model_.heads + head) * dim), scale,
                 cached(2 * layer, part.row, kv_head), cached(2 * layer + 1, part.row, kv_head),
-                seen, begin, end, parts_.at(place * stride_));
+                seen, begin, end, parts_.at((place * model_.heads + head) * stride_));
         }
     }
 }
 
 template <class T>
-void Pass<T>::join(const View& view, int id) const {
-    const Share some = share(step_.rows * model_.heads, id);
+void Pass<T>::join(const View& view, const Group& group, int id) const {
+    const Share some = share((group.last - group.first) * model_.heads, id);
     for (int64_t i = some.first; i < some.last; ++i) {
-        const int64_t row = i / model_.heads, head = i % model_.heads, first = view.first[row];
-        join_parts(parts_.at((first * model_.heads + head) * stride_), view.first[row + 1] - first,
-                   model_.heads * stride_, model_.dim, states_.at(i * model_.dim));
+        const int64_t row = group.first + i / model_.heads, head = i % model_.heads;
+        const int64_t first = view.first[row] - view.first[group.first];
+        join_parts(parts_.at((first * model_.heads + head) * stride_), view.parts_of(row),
+                   model_.heads * stride_, model_.dim,
+                   states_.at((row * model_.heads + head) * model_.dim));
     }
 }
 
@@ -392,25 +322,3 @@ void Pass<T>::to_logits(int id) const {
 }
 
 }  // namespace decodekit
-
-using namespace decodekit;
-
-// What the sizes have to be multiples of, and the head sizes that there are kernels for.
-extern "C" int decodekit_lanes() { return LANES; }
-
-extern "C" int decodekit_has_heads_of(int64_t dim, int half) {
-    return half ? attend_kernel<bfloat16>(dim, 1) != nullptr
-                : attend_kernel<float>(dim, 1) != nullptr;
-}
-
-extern "C" int decodekit_run(const Model* model, const Step* step, int half, int threads) {
-    try {
-        if (half)
-            Pass<bfloat16>(*model, *step, threads).run();
-        else
-            Pass<float>(*model, *step, threads).run();
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    return 0;
-}
