@@ -287,7 +287,7 @@ def steps(**settings: Any) -> tuple[int, float]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"window_size": 2},
+        {"window_size": 5},
         {"ngram_size": 3},
         {"max_candidates": 0},
         {"prompt_ngrams": False},

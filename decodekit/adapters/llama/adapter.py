@@ -152,7 +152,7 @@ class LlamaAdapter:
         check_prefixes(plans, cache.lengths)
         # Between two tokens nobody exchanges weights, and comparing would take half a millisecond.
         lean, native = self._current(compare=any(plan.prefix == 0 for plan in plans))
-        cache.suit(dtype=lean.dtype, device=lean.device)
+        cache.suit(lean.cache_shape, dtype=lean.dtype, device=lean.device)
         cache.begin([plan.rows for plan in plans])
         if native is not None:
             return native.run(plans, cache)
@@ -174,13 +174,15 @@ class LlamaAdapter:
         """
         if self.backend.name != "auto":
             return f"it attends by itself, so it needs backend=auto, not {self.backend.name}"
-        lean = self._current().lean
-        if lean.device.type != "cpu":  # before anything is compiled
-            return f"it is for the CPU, and the model is on {lean.device}"
         try:
+            lean = self._current().lean
+            if lean.device.type != "cpu":  # before anything is compiled
+                return f"it is for the CPU, and the model is on {lean.device}"
             return native_obstacle(lean, native_library())
         except ConfigError as error:
             return str(error)
+        finally:
+            self._passes = None  # whoever packs the model next must not find its weights held here
 
     def _run(
         self,

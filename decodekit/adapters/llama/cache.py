@@ -78,19 +78,31 @@ class LlamaCache:
         """Committed rows of each sequence, length b."""
         return tuple(self._storage.lengths)
 
-    def suit(self, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Follow a model that was cast or moved between two texts; memory is taken anew.
+    def suit(
+        self, shape: tuple[int, int, int], *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Follow a model that was changed between two texts; memory is taken anew.
+
+        Args:
+            shape: L, K and D.
+            dtype: Of keys and values.
+            device: Theirs.
 
         Raises:
             GenerationError: There are rows already, so it was in the middle of a text.
         """
-        if (dtype, device) == (self.dtype, self.device):
+        before = (self.layers, self._heads, self._dim)
+        if (shape, dtype, device) == (before, self.dtype, self.device):
             return
         if any(self.lengths):
-            raise GenerationError(
-                f"the model was cast or moved in the middle of a text, from {self.dtype} on "
-                f"{self.device} to {dtype} on {device}; start the text anew"
+            changed = (
+                f"cast or moved in the middle of a text, from {self.dtype} on {self.device} to "
+                f"{dtype} on {device}"
+                if shape == before
+                else "given other layers or heads in the middle of a text"
             )
+            raise GenerationError(f"the model was {changed}; start the text anew")
+        self.layers, self._heads, self._dim = shape
         self.dtype, self.device = dtype, device
         self._slab = None
         self._storage.slabs.clear()

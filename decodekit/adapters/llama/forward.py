@@ -61,6 +61,9 @@ class LeanForward:
             core.rotary_emb, dtype=self.embedding.dtype, device=self.embedding.device
         )
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        head_dim = int(core.layers[0].self_attn.head_dim)
+        self.cache_shape = (len(self.layers), self.layers[0].kv_heads, head_dim)
+        """L, K and D of the keys and values."""
         self._snapshot = Snapshot(model)
         self.windows = frozenset(layer.window for layer in self.layers)
         """The sliding windows of all layers, None for full attention."""

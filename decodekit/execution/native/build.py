@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -68,30 +69,31 @@ def build_library(flags: Sequence[str] | None = None) -> Built:
         raise _unavailable(f"it is made for Linux, not {sys.platform}")
     compiler = _compiler()
     if flags is None:
-        flags = (
-            ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
-        )
+        x86 = platform.machine() in ("x86_64", "AMD64")
+        flags = ("-march=native",) if x86 else ("-mcpu=native",)
     arguments = [*compiler, *_FLAGS, *flags]
     sources = files(__package__)
     texts = [sources.joinpath(name).read_bytes() for name in _SOURCES]
     key = hashlib.sha256(b"\0".join([*texts, repr((arguments, _version(compiler))).encode()]))
     key.update(_processor())
-    final = cache_dir() / "native" / f"{key.hexdigest()[:16]}.so"
-    if final.is_file():
-        return Built(final, 0.0)
     start = time.perf_counter()
     try:
+        final = cache_dir() / "native" / f"{key.hexdigest()[:16]}.so"
+        if final.is_file():
+            return Built(final, 0.0)
         final.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=final.parent, prefix=".building-") as directory:
             for name, text in zip(_SOURCES, texts, strict=True):
                 Path(directory, name).write_bytes(text)
             made = Path(directory, "made.so")
             _run([*arguments, str(Path(directory, _SOURCES[0])), "-o", str(made)])
+            if not made.is_file():
+                raise _unavailable(f"{compiler[0]} has written nothing")
             os.replace(made, final)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         raise _unavailable(
-            f"cannot write to {final.parent} ({error.strerror or error}); set DECODEKIT_CACHE to "
-            "a directory that can be written"
+            f"its directory cannot be used ({error}); set DECODEKIT_CACHE to one that can be "
+            "written"
         ) from error
     return Built(final, time.perf_counter() - start)
 
@@ -99,9 +101,10 @@ def build_library(flags: Sequence[str] | None = None) -> Built:
 def _compiler() -> list[str]:
     named = os.environ.get("CXX")
     if named:
-        command = shlex.split(named)
-        if command and shutil.which(command[0]):
-            return command
+        with suppress(ValueError):  # a quotation that does not end
+            command = shlex.split(named)
+            if command and shutil.which(command[0]):
+                return command
         raise _unavailable(f"there is no compiler {named!r}, which CXX names")
     for name in ("g++", "c++", "clang++"):
         if shutil.which(name):
@@ -125,7 +128,12 @@ def _processor() -> bytes:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise _unavailable(f"{command[0]} cannot be run ({error.strerror})") from error
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         said = next((line for line in lines if "error" in line.lower()), " ".join(lines[:1]))

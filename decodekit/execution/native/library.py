@@ -87,6 +87,8 @@ class _Step(ctypes.Structure):
 class NativeModel:
     """A model's weights as the library reads them, where they are.
 
+    Whoever makes one has checked that all of them have the sizes that the first layer's suggest.
+
     Args:
         weights: ``embedding``, ``norm``, ``head`` and ``head_bias``, tensors or None.
         layers: Of each layer its weights, tensors or None, with ``window`` (None for full
@@ -206,8 +208,8 @@ class NativeLibrary:
         whole = rows.is_contiguous() and rows.shape[-1] % LANES == 0 and rows.device.type == "cpu"
         if half is None or not whole:
             return None
-        best = torch.empty(len(rows))
-        places = torch.empty(len(rows), dtype=torch.int64)
+        best = torch.empty(len(rows), dtype=torch.float32, device="cpu")
+        places = torch.empty(len(rows), dtype=torch.int64, device="cpu")
         self._largest(
             rows.data_ptr(), len(rows), rows.shape[-1], half, best.data_ptr(), places.data_ptr()
         )
@@ -218,19 +220,15 @@ class NativeLibrary:
 
         Args:
             model: The weights.
-            step: The rows.
+            step: The rows; the tokens are among those that can be embedded.
             turns: Cosines and signed sines by position, [more than any position, 2 D].
-            cache: [2 L, B or more, K, C, D]: the keys, then the values of each layer.
+            cache: [2 L, B or more, K, C, D] in one piece: the keys, then the values of each layer.
 
         Raises:
-            GenerationError: A token cannot be embedded, or there is no memory for the step.
+            GenerationError: There is no memory for the step.
         """
-        if not 0 <= min(step.token) <= max(step.token) < model.tokens:
-            raise GenerationError(
-                f"a token id is not in the model's vocabulary of {model.tokens}: "
-                f"{min(step.token)} to {max(step.token)}"
-            )
-        logits = torch.empty((len(step.wanted), model.vocabulary), dtype=model.dtype)
+        shape = (len(step.wanted), model.vocabulary)
+        logits = torch.empty(shape, dtype=model.dtype, device="cpu")
         given = _Step(
             sequences=len(step.prefix),
             rows=len(step.token),
@@ -288,5 +286,4 @@ def native_library() -> NativeLibrary:
 def _address(tensor: Tensor | None) -> int | None:
     if tensor is None:
         return None
-    assert tensor.is_contiguous()
     return tensor.data_ptr()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from decodekit import Decoder
 from decodekit.adapters.llama import LlamaAdapter
@@ -216,7 +219,7 @@ def test_a_model_that_is_changed_into_one_without_kernels_runs_on() -> None:
 
 def test_a_token_that_is_none() -> None:
     adapter = native_adapter()
-    for token in (-1, 64, 2**31 - 1):
+    for token in (-1, 64, 2**31 - 1, 2**40):
         with pytest.raises(GenerationError, match="vocabulary of 64"):
             adapter.forward([StepPlan(0, (token,))], adapter.new_cache(batch=1, capacity=1))
 
@@ -301,13 +304,29 @@ class TestWhatItIsNotFor:
         prepare_execution(model, "packed")
         self.refused("were packed", model=model)
 
-    def test_sizes_that_are_not_whole(self) -> None:
-        import transformers
-
+    @pytest.mark.parametrize(
+        ("name", "size", "dtype", "unit"),
+        [
+            ("vocab_size", 70, torch.float32, 16),
+            ("hidden_size", 72, torch.float32, 16),
+            ("hidden_size", 80, torch.bfloat16, 32),
+            ("intermediate_size", 112, torch.bfloat16, 32),
+        ],
+    )
+    def test_sizes_that_are_not_whole(
+        self, name: str, size: int, dtype: torch.dtype, unit: int
+    ) -> None:
         config = CONFIGS["llama"]()
-        config.vocab_size = 70
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        self.refused("vocabulary size, 70, is no multiple of", model=model)
+        setattr(config, name, size)
+        model = AutoModelForCausalLM.from_config(config).eval().to(dtype)
+        self.refused(f"size, {size}, is no multiple of {unit}", model=model)
+
+    @pytest.mark.parametrize("window", [0, -1])
+    def test_a_window_that_hides_a_row_from_itself(self, window: int) -> None:
+        config = CONFIGS["mistral"]()
+        config.sliding_window = window
+        model = AutoModelForCausalLM.from_config(config).eval()
+        self.refused(f"a sliding window of {window}", model=model)
 
 
 def test_auto_takes_it_where_it_can() -> None:
@@ -319,6 +338,111 @@ def test_auto_takes_it_where_it_can() -> None:
     assert picked(native_model(), backend="sdpa") == other
     assert picked(native_model(), adapter="hf") == other
     assert picked(own_model()) == other
+
+
+def test_defaults_of_torch_that_somebody_has_changed() -> None:
+    decoder = Decoder.from_model(native_model(), execution="native")
+    prompt = list(tokens_of(9))
+    expected = decoder.generate(prompt, max_new_tokens=9).tokens
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.bfloat16, torch.float64):
+            torch.set_default_dtype(dtype)
+            assert decoder.generate(prompt, max_new_tokens=9).tokens == expected
+        torch.set_default_dtype(before)
+        torch.set_default_device("meta")
+        adapter = decoder.adapter
+        cache = adapter.new_cache(batch=1, capacity=9)
+        (logits,) = adapter.forward([StepPlan(0, tuple(prompt))], cache)
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+    assert int(logits[0].argmax()) == expected[0]
+
+
+def prune_the_mlp(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.gate_proj = torch.nn.Linear(64, 32, bias=False)
+    mlp.up_proj = torch.nn.Linear(64, 32, bias=False)
+    mlp.down_proj = torch.nn.Linear(32, 64, bias=False)
+
+
+def prune_the_heads(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.q_proj = torch.nn.Linear(64, 64, bias=False)
+    attention.o_proj = torch.nn.Linear(64, 64, bias=False)
+    attention.num_key_value_groups = 1
+
+
+def scatter_a_weight(model: Any) -> None:
+    down = model.model.layers[2].mlp.down_proj
+    down.weight = torch.nn.Parameter(down.weight.detach().t().contiguous().t())
+
+
+def spread_a_norm(model: Any) -> None:
+    model.model.norm.weight = torch.nn.Parameter(torch.ones(1).expand(64))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (prune_the_mlp, "its gate_up is [64, 64] of torch.float32, unlike the others"),
+        (prune_the_heads, "different numbers of heads"),
+        (scatter_a_weight, "its down does not lie in memory in one piece"),
+        (spread_a_norm, "its norm does not lie in memory in one piece"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_weights_that_are_not_as_the_library_takes_them(change: Any, reason: str) -> None:
+    """Before, and between two texts: nothing is read that is not there."""
+    prompt = list(tokens_of(9))
+    model = native_model()
+    change(model)
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Decoder.from_model(model, execution="native")
+    expected = Decoder.from_model(model).generate(prompt, max_new_tokens=9).tokens
+    decoder = Decoder.from_model(model, execution="auto")
+    assert decoder.execution != "native"
+    assert decoder.generate(prompt, max_new_tokens=9).tokens == expected
+    model = native_model()
+    decoder = Decoder.from_model(model, execution="native")
+    decoder.generate(prompt, max_new_tokens=2)
+    change(model)
+    other = Decoder.from_model(copy.deepcopy(model)).generate(prompt, max_new_tokens=9).tokens
+    assert decoder.generate(prompt, max_new_tokens=9).tokens == other
+
+
+def test_a_norm_that_became_shorter_is_not_read_beyond_its_end() -> None:
+    model = native_model()
+    decoder = Decoder.from_model(model, execution="native")
+    model.model.norm.weight = torch.nn.Parameter(torch.ones(16))
+    with pytest.raises(RuntimeError):  # torch's
+        decoder.generate(list(tokens_of(9)), max_new_tokens=4)
+
+
+def test_layers_and_heads_that_were_added_between_two_texts() -> None:
+    """The cache of the last text has no place for them."""
+    model = native_model()
+    prompt = list(tokens_of(9))
+    expected = Decoder.from_model(model).generate(prompt, max_new_tokens=9).tokens
+    model.config.num_hidden_layers = 1
+    decoder = Decoder.from_model(model, execution="native")
+    decoder.generate(prompt, max_new_tokens=9)
+    model.config.num_hidden_layers = 3
+    assert decoder.generate(prompt, max_new_tokens=9).tokens == expected
+    for layer in model.model.layers:
+        for name in ("k_proj", "v_proj"):
+            setattr(layer.self_attn, name, torch.nn.Linear(64, 128, bias=False))
+        layer.self_attn.num_key_value_groups = 1
+    expected = Decoder.from_model(copy.deepcopy(model)).generate(prompt, max_new_tokens=9).tokens
+    assert decoder.generate(prompt, max_new_tokens=9).tokens == expected
+
+
+def test_whoever_packs_next_finds_no_weights_held() -> None:
+    adapter = build_adapter(own_model(), adapter="llama")
+    assert isinstance(adapter, LlamaAdapter)
+    assert "heads of 8" in str(adapter.native_obstacle())
+    assert adapter._passes is None
 
 
 def test_what_compiling_cost_is_reported() -> None:

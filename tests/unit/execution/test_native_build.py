@@ -73,6 +73,9 @@ def test_no_compiler(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(empty))
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler \(g\+\+, c\+\+ or clang\+\+"):
         build_library()
+    monkeypatch.setenv("CXX", "g++ '")
+    with pytest.raises(ConfigError, match="no compiler"):
+        build_library()
     monkeypatch.setenv("CXX", "nonesuch -m64")
     with pytest.raises(ConfigError, match="no compiler 'nonesuch -m64', which CXX names"):
         build_library()
@@ -95,11 +98,28 @@ def test_a_compiler_that_fails(empty: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert list((empty / "native").iterdir()) == []
 
 
+def test_a_compiler_that_does_nothing_and_one_that_is_none(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "true")
+    with pytest.raises(ConfigError, match="true has written nothing"):
+        build_library()
+    broken = compiler(empty, "")
+    Path(broken).write_bytes(b"\x7fELF nothing")
+    monkeypatch.setenv("CXX", broken)
+    with pytest.raises(ConfigError, match=r"compiler cannot be run \(Exec format error\)"):
+        build_library()
+
+
 def test_a_directory_that_cannot_be_written(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (empty / "file").write_text("")
     monkeypatch.setenv("DECODEKIT_CACHE", str(empty / "file"))
-    with pytest.raises(ConfigError, match=r"cannot write to .*; set DECODEKIT_CACHE"):
+    with pytest.raises(ConfigError, match=r"cannot be used \(.*; set DECODEKIT_CACHE"):
         build_library(QUICK)
+    for name in ("x" * 5000, "~nosuchuser/cache"):
+        monkeypatch.setenv("DECODEKIT_CACHE", name)
+        with pytest.raises(ConfigError, match=r"cannot be used \(.*; set DECODEKIT_CACHE"):
+            build_library(QUICK)
 
 
 def test_a_file_that_is_no_library(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
