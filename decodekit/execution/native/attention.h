@@ -1,8 +1,8 @@
 // Attention of one row over the keys that it sees, wherever they lie.
 //
-// The keys come in the order of their positions and are taken in parts of PART of them, counted from
-// the first one that the row sees. So neither the order of the sums nor the parts depend on where a
-// guess lies in memory or on what other rows there are.
+// The keys come in the order of their positions and are taken in parts of PART of them, counted
+// from the first one that the row sees. So neither the order of the sums nor the parts depend on
+// where a guess lies in memory or on what other rows there are.
 #pragma once
 
 #include "vectors.h"
@@ -115,7 +115,7 @@ inline void score(const T* query, float scale, const T* keys, const Seen& seen, 
         for (int64_t i = count; i < whole; ++i) scores[h][i] = LEAST;
 }
 
-// Queries of HEADS heads, D numbers each, with keys `begin` to `end` of one kv head; D is RUNS runs.
+// Queries of HEADS heads, D numbers or RUNS runs each, with keys `begin` to `end` of one kv head.
 //
 // Writes, for each head, the largest score, the sum of exp(score - largest), and the sum of
 // exp(score - largest) * value, in pieces: LANES + D floats in all, the first two in lanes 0 and 1.

@@ -12,9 +12,9 @@ namespace decodekit {
 
 constexpr int OUTPUTS = 4, MOST_ROWS = 6;  // of a block; its sums have to fit into the registers
 
-// So many outputs at a time, while the weights of the next ones are fetched into the second level of
-// cache: what the processor fetches by itself reached half of the memory's rate. The fetches are
-// spread over everything that is done meanwhile, so that the memory is never idle.
+// So many outputs at a time, while the weights of the next ones are fetched into the second level
+// of cache: what the processor fetches by itself reached half of the memory's rate. The fetches
+// are spread over everything that is done meanwhile, so that the memory is never idle.
 constexpr int64_t PANEL = 16;
 
 // Bytes of states that are used again before others are, in the first level of cache; and of those
@@ -25,8 +25,8 @@ constexpr int LINE = 64;
 
 // The products of ROWS rows of states with OUTPUTS rows of a weight.
 //
-// With every run of inputs LINES lines of memory are fetched, at and behind `ahead`, which moves on by
-// `pace` bytes.
+// With every run of inputs LINES lines of memory are fetched, at and behind `ahead`, which moves on
+// by `pace` bytes.
 template <class T, int ROWS, int LINES>
 __attribute__((noinline)) void block(const T* states, const T* weight, int64_t inputs,
                                      const char* ahead, int64_t pace, float* out,
@@ -95,8 +95,8 @@ void linear_of_group(const T* states, int64_t rows, int64_t inputs, const T* wei
     }
 }
 
-// out[r][o] = sum over i of states[r][i] * weight[o][i], for the outputs from `first` to `last`. The
-// number of inputs is one of whole runs, that of the outputs a multiple of OUTPUTS.
+// out[r][o] = sum over i of states[r][i] * weight[o][i], for the outputs from `first` to `last`.
+// The number of inputs is one of whole runs, that of the outputs a multiple of OUTPUTS.
 template <class T>
 void linear(const T* states, int64_t rows, int64_t inputs, const T* weight, int64_t first,
             int64_t last, float* out, int64_t stride) {

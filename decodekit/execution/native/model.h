@@ -27,7 +27,7 @@ struct Step {
     const int32_t *token, *position, *tin, *tout;  // of each row
     const int32_t *wanted_row;
     const void* turns;  // [positions, 2 * dim]: cosines, then signed sines
-    void* cache;        // [2 * layers, slots, kv_heads, capacity, dim]: keys, then values of a layer
+    void* cache;  // [2 * layers, slots, kv_heads, capacity, dim]: keys, then values of a layer
     int64_t slots, capacity;
     void* logits;  // [wanted, vocabulary]
 };

@@ -1,4 +1,4 @@
-// One pass of a few rows through all layers of a LLaMA-like model: Touvron et al., arXiv 2302.13971.
+// One pass of some rows through all layers of a LLaMA-like model: Touvron et al., arXiv 2302.13971.
 //
 // A row's results depend on its token, its position and the keys that it sees, in order, and on
 // nothing else: not on other rows, places in memory or threads. See linear.h and attention.h.
@@ -35,6 +35,9 @@ class Buffer {
     std::unique_ptr<T, Free> data_;
 };
 
+// A step on its way through the layers. Every function that has an `id` is called by each thread of
+// the team with its own, and does that thread's share; what is between two barriers may run in any
+// order.
 template <class T>
 class Pass {
   public:
@@ -73,13 +76,21 @@ class Pass {
     const Model& model_;
     const Step& step_;
     const int threads_;
-    const int64_t heads_in_, heads_, group_, stride_;
+    const int64_t heads_in_;  // of queries, keys and values together
+    const int64_t heads_;     // numbers of all query heads of a row
+    const int64_t group_;     // query heads of a kv head
+    const int64_t stride_;    // numbers of one partial result of attention
     std::vector<int32_t> sequence_;  // of each row
     std::vector<View> views_;
     std::vector<int64_t> view_of_;  // of each layer
     int team_ = 1;
-    Buffer<float> hidden_, wide_, parts_, some_;
-    Buffer<T> states_, queries_, inner_;
+    Buffer<float> hidden_;  // [rows, hidden], from layer to layer
+    Buffer<float> wide_;    // [rows, ...]: what a matrix product gives
+    Buffer<float> parts_;   // partial results of attention, of one group of rows
+    Buffer<float> some_;    // of each thread, two times SOME outputs of all rows
+    Buffer<T> states_;      // [rows, ...]: what goes into a matrix product
+    Buffer<T> queries_;     // [rows, heads, dim], turned
+    Buffer<T> inner_;       // [rows, inner]: what goes into the last product of the MLP
 };
 
 constexpr int64_t HELD = 16 << 20;  // bytes of partial results of attention
@@ -275,8 +286,8 @@ void Pass<T>::add(const T* from, int64_t inputs, const void* weight, const void*
         }
 }
 
-// silu(gate) * up, where silu(x) = x / (1 + exp(-x)); some outputs of both at a time, so that they are
-// still in the cache when they are multiplied.
+// silu(gate) * up, where silu(x) = x / (1 + exp(-x)); some outputs of both at a time, so that they
+// are still in the cache when they are multiplied.
 template <class T>
 void Pass<T>::gate(const Layer& layer, int id) const {
     const int64_t inner = model_.inner, rows = step_.rows;
