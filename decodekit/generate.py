@@ -242,7 +242,7 @@ def _summarize(
 def _execution(decoder: Decoder) -> str:
     """Return the way of execution in words, with what compiling has cost."""
     cost = decoder.compilation
-    if cost is None:
+    if cost is None or not cost.count:
         return f"execution {decoder.execution}"
     return f"execution {decoder.execution} (compiled {cost.count} times, {cost.seconds:.1f} s)"
 
