@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decodekit.adapters.llama.cache import LlamaCache
-from decodekit.adapters.llama.forward import LeanForward
+from decodekit.adapters.llama.forward import LeanForward, cache_shape
 from decodekit.adapters.llama.layer import between_attentions
 from decodekit.adapters.llama.native import NativeForward, native_obstacle
 from decodekit.adapters.llama.static import run_recorded
@@ -84,12 +84,12 @@ class LlamaAdapter:
 
     def new_cache(self, *, batch: int, capacity: int) -> LlamaCache:
         """Return an empty cache for ``batch`` sequences of at most ``capacity`` rows each."""
-        attention = self.model.model.layers[0].self_attn
+        layers, heads, dim = cache_shape(self.model)
         weight = self.model.get_input_embeddings().weight
         return LlamaCache(
-            layers=int(self.model.config.num_hidden_layers),
-            heads=attention.k_proj.out_features // attention.head_dim,
-            dim=attention.head_dim,
+            layers=layers,
+            heads=heads,
+            dim=dim,
             key_rows=getattr(self.backend, "key_rows", None),
             batch=batch,
             capacity=capacity,

@@ -31,7 +31,7 @@ from decodekit.execution.compiled import CompiledRows
 from decodekit.execution.packed_operator import FEWEST_ROWS
 from decodekit.interfaces import AttentionBackend
 
-__all__ = ["Attend", "LeanForward"]
+__all__ = ["Attend", "LeanForward", "cache_shape"]
 
 Attend: TypeAlias = Callable[[int, LayerWeights, Tensor, Tensor], Tensor]
 """Attention of one layer: its number, its weights, and queries, keys and values [N, ., D], as
@@ -43,6 +43,17 @@ class LeanForward:
 
     Args:
         model: Checked by ``support.check_support``. Its weights are shared, see ``layer_weights``.
+
+    Attributes:
+        embedding: [tokens, E].
+        layers: The weights of each layer.
+        norm: Weight of the last norm, [E].
+        epsilon: Of all norms.
+        head: From the hidden size to the vocabulary.
+        rotary: Cosines and sines by position.
+        dtype: Of all weights.
+        device: Theirs.
+        cache_shape: L, K and D of keys and values.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -61,9 +72,7 @@ class LeanForward:
             core.rotary_emb, dtype=self.embedding.dtype, device=self.embedding.device
         )
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
-        head_dim = int(core.layers[0].self_attn.head_dim)
-        self.cache_shape = (len(self.layers), self.layers[0].kv_heads, head_dim)
-        """L, K and D of the keys and values."""
+        self.cache_shape = cache_shape(model)
         self._snapshot = Snapshot(model)
         self.windows = frozenset(layer.window for layer in self.layers)
         """The sliding windows of all layers, None for full attention."""
@@ -163,6 +172,13 @@ class LeanForward:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return project(self.head, normed(hidden, self.norm, self.epsilon))
+
+
+def cache_shape(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Return L, K and D, the sizes of a model's keys and values."""
+    attention = model.model.layers[0].self_attn
+    dim = int(attention.head_dim)
+    return int(model.config.num_hidden_layers), attention.k_proj.out_features // dim, dim
 
 
 def _padded(states: Tensor, rows: int) -> Tensor:

@@ -19,6 +19,7 @@ from decodekit.adapters.llama.weights import LayerWeights, Projection
 from decodekit.errors import GenerationError
 from decodekit.execution.huge_pages import use_huge_pages
 from decodekit.execution.native.library import (
+    DTYPES,
     LANES,
     NativeLibrary,
     NativeModel,
@@ -36,7 +37,7 @@ def native_obstacle(lean: LeanForward, library: NativeLibrary) -> str | None:
 
     The library reads memory at addresses that it is given, so all that it assumes is checked here.
     """
-    if lean.dtype not in (torch.float32, torch.bfloat16):
+    if lean.dtype not in DTYPES:
         return f"it has kernels for float32 and bfloat16, not {lean.dtype}"
     for layer in lean.layers:
         if not _is_silu(layer.activation):

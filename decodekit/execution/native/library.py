@@ -9,7 +9,6 @@ import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from decodekit.errors import ConfigError, GenerationError
 from decodekit.execution.native.build import build_library
 
 __all__ = [
+    "DTYPES",
     "LANES",
     "NativeLibrary",
     "NativeModel",
@@ -28,9 +28,10 @@ __all__ = [
 ]
 
 LANES = 16
-"""All sizes are multiples of this."""
+"""Numbers that are taken at once; those of the inputs of a matrix product in runs of 64 bytes."""
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""What there are kernels for; the library asks whether it is the half of float32."""
 
 _LAYER_WEIGHTS = (
     "attention_norm",
@@ -196,7 +197,7 @@ class NativeLibrary:
 
     def has_heads_of(self, dim: int, dtype: torch.dtype) -> bool:
         """Return whether there is a kernel for heads of so many numbers."""
-        return bool(self._has_heads_of(dim, _DTYPES[dtype]))
+        return bool(self._has_heads_of(dim, DTYPES[dtype]))
 
     def largest(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the largest number of each row [R, V] and its first place, both [R].
@@ -204,7 +205,7 @@ class NativeLibrary:
         A row with NaN has NaN as its largest. None if the rows are of another dtype, on another
         device, not in one piece, or no multiple of ``LANES``: then nothing was done.
         """
-        half = _DTYPES.get(rows.dtype)
+        half = DTYPES.get(rows.dtype)
         whole = rows.is_contiguous() and rows.shape[-1] % LANES == 0 and rows.device.type == "cpu"
         if half is None or not whole:
             return None
@@ -246,7 +247,7 @@ class NativeLibrary:
             capacity=cache.shape[3],
             logits=logits.data_ptr(),
         )
-        half = _DTYPES[model.dtype]
+        half = DTYPES[model.dtype]
         if self._run(model.structure, given, half, torch.get_num_threads()):
             raise GenerationError(
                 f"no memory for a step of {len(step.token)} rows; lower max_new_tokens or the "
@@ -263,13 +264,14 @@ def loaded_library() -> NativeLibrary | None:
     return _loaded[0] if _loaded else None
 
 
-@cache
 def native_library() -> NativeLibrary:
-    """Return the library, compiled if need be.
+    """Return the library, loaded once, and compiled if need be.
 
     Raises:
         ConfigError: It cannot be compiled or loaded here.
     """
+    if _loaded:
+        return _loaded[0]
     built = build_library()
     try:
         library = NativeLibrary(str(built.path), built.seconds)

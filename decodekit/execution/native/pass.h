@@ -63,8 +63,10 @@ class Pass {
 
     void embed(int id) const;
     void norm(const float* from, const void* weight, T* to) const;
-    void project(const T* from, int64_t inputs, const void* weight, const void* bias,
+    void norms(const void* weight, int id) const;
+    void project(const T* from, int64_t rows, int64_t inputs, const void* weight, const void* bias,
                  const Share& share, float* to, int64_t outputs) const;
+    const View& view_of(int64_t window) const;
     void turn(int64_t layer, int64_t row, int64_t head) const;
     void attend(int64_t layer, const View& view, const Group& group, int id) const;
     void join(const View& view, const Group& group, int id) const;
@@ -82,7 +84,6 @@ class Pass {
     const int64_t stride_;    // numbers of one partial result of attention
     std::vector<int32_t> sequence_;  // of each row
     std::vector<View> views_;
-    std::vector<int64_t> view_of_;  // of each layer
     int team_ = 1;
     Buffer<float> hidden_;  // [rows, hidden], from layer to layer
     Buffer<float> wide_;    // [rows, ...]: what a matrix product gives
@@ -124,12 +125,12 @@ Pass<T>::Pass(const Model& model, const Step& step, int threads)
       inner_(step.rows * model.inner) {
     for (int64_t s = 0; s < step.sequences; ++s)
         sequence_.insert(sequence_.end(), step.start[s + 1] - step.start[s], (int32_t)s);
-    for (int64_t layer = 0; layer < model.layers; ++layer)
-        view_of_.push_back(std::find_if(views_.begin(), views_.end(),
-                                        [&](const View& view) {
-                                            return view.window == model.layer[layer].window;
-                                        }) -
-                           views_.begin());
+}
+
+template <class T>
+const View& Pass<T>::view_of(int64_t window) const {
+    return *std::find_if(views_.begin(), views_.end(),
+                         [&](const View& view) { return view.window == window; });
 }
 
 template <class T>
@@ -148,17 +149,14 @@ void Pass<T>::run() {
 template <class T>
 void Pass<T>::through(int64_t index, int id) const {
     const Layer& layer = model_.layer[index];
-    const View& view = views_[view_of_[index]];
+    const View& view = view_of(layer.window);
     const int64_t rows = step_.rows, width = heads_in_ * model_.dim;
-    Share some = share(rows, id);
-    for (int64_t row = some.first; row < some.last; ++row)
-        norm(hidden_.at(row * model_.hidden), layer.attention_norm,
-             states_.at(row * model_.hidden));
+    norms(layer.attention_norm, id);
 #pragma omp barrier
-    project(states_.at(0), model_.hidden, layer.qkv, layer.qkv_bias, share(width, id, LANES),
-            wide_.at(0), width);
+    project(states_.at(0), rows, model_.hidden, layer.qkv, layer.qkv_bias,
+            share(width, id, LANES), wide_.at(0), width);
 #pragma omp barrier
-    some = share(rows * heads_in_, id);
+    const Share some = share(rows * heads_in_, id);
     for (int64_t i = some.first; i < some.last; ++i) turn(index, i / heads_in_, i % heads_in_);
 #pragma omp barrier
     for (const Group& group : view.groups) {
@@ -169,9 +167,7 @@ void Pass<T>::through(int64_t index, int id) const {
     }
     add(states_.at(0), heads_, layer.out, layer.out_bias, id);
 #pragma omp barrier
-    some = share(rows, id);
-    for (int64_t row = some.first; row < some.last; ++row)
-        norm(hidden_.at(row * model_.hidden), layer.mlp_norm, states_.at(row * model_.hidden));
+    norms(layer.mlp_norm, id);
 #pragma omp barrier
     gate(layer, id);
 #pragma omp barrier
@@ -203,14 +199,21 @@ void Pass<T>::norm(const float* from, const void* weight, T* to) const {
         store(to + i, load(from + i) * factor * load((const T*)weight + i));
 }
 
+// The hidden states of all rows, normed.
+template <class T>
+void Pass<T>::norms(const void* weight, int id) const {
+    const Share some = share(step_.rows, id);
+    for (int64_t row = some.first; row < some.last; ++row)
+        norm(hidden_.at(row * model_.hidden), weight, states_.at(row * model_.hidden));
+}
+
 // The outputs of a share, with their bias, to rows of `outputs` numbers.
 template <class T>
-void Pass<T>::project(const T* from, int64_t inputs, const void* weight, const void* bias,
-                      const Share& share, float* to, int64_t outputs) const {
-    linear((const T*)from, step_.rows, inputs, (const T*)weight, share.first, share.last, to,
-           outputs);
+void Pass<T>::project(const T* from, int64_t rows, int64_t inputs, const void* weight,
+                      const void* bias, const Share& share, float* to, int64_t outputs) const {
+    linear(from, rows, inputs, (const T*)weight, share.first, share.last, to, outputs);
     if (!bias) return;
-    for (int64_t row = 0; row < step_.rows; ++row)
+    for (int64_t row = 0; row < rows; ++row)
         for (int64_t o = share.first; o < share.last; o += LANES)
             store(to + row * outputs + o,
                   load(to + row * outputs + o) + load((const T*)bias + o));
@@ -278,7 +281,7 @@ template <class T>
 void Pass<T>::add(const T* from, int64_t inputs, const void* weight, const void* bias,
                   int id) const {
     const Share some = share(model_.hidden, id, LANES);
-    project(from, inputs, weight, bias, some, wide_.at(0), model_.hidden);
+    project(from, step_.rows, inputs, weight, bias, some, wide_.at(0), model_.hidden);
     for (int64_t row = 0; row < step_.rows; ++row)
         for (int64_t o = some.first; o < some.last; o += LANES) {
             float* hidden = hidden_.at(row * model_.hidden + o);
@@ -296,9 +299,9 @@ void Pass<T>::gate(const Layer& layer, int id) const {
     float* ups = gates + rows * SOME;
     for (int64_t first = share.first; first < share.last; first += SOME) {
         const int64_t last = std::min(first + SOME, share.last);
-        project(states_.at(0), model_.hidden, layer.gate_up, layer.gate_up_bias, {first, last},
-                gates - first, SOME);
-        project(states_.at(0), model_.hidden, layer.gate_up, layer.gate_up_bias,
+        project(states_.at(0), rows, model_.hidden, layer.gate_up, layer.gate_up_bias,
+                {first, last}, gates - first, SOME);
+        project(states_.at(0), rows, model_.hidden, layer.gate_up, layer.gate_up_bias,
                 {first + inner, last + inner}, ups - first - inner, SOME);
         for (int64_t row = 0; row < rows; ++row)
             for (int64_t o = 0; o < last - first; o += LANES) {
@@ -321,14 +324,12 @@ void Pass<T>::to_logits(int id) const {
     float* found = some_.at(id * 2 * step_.rows * SOME);
     for (int64_t first = some.first; first < some.last; first += SOME) {
         const int64_t last = std::min(first + SOME, some.last);
-        linear((const T*)states_.at(0), wanted, model_.hidden, (const T*)model_.head, first, last,
-               found - first, SOME);
+        project(states_.at(0), wanted, model_.hidden, model_.head, model_.head_bias, {first, last},
+                found - first, SOME);
         for (int64_t row = 0; row < wanted; ++row)
-            for (int64_t o = first; o < last; o += LANES) {
-                Floats logits = load(found + row * SOME + o - first);
-                if (model_.head_bias) logits += load((const T*)model_.head_bias + o);
-                store((T*)step_.logits + row * vocabulary + o, logits);
-            }
+            for (int64_t o = first; o < last; o += LANES)
+                store((T*)step_.logits + row * vocabulary + o,
+                      load(found + row * SOME + o - first));
     }
 }
 
