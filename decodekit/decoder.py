@@ -32,6 +32,7 @@ from decodekit.interfaces import (
     Strategy,
     Verifier,
 )
+from decodekit.invariance import invariance_obstacle
 from decodekit.loop import StepRecord, decode
 from decodekit.params import SamplingParams
 from decodekit.plugins import new_observers
@@ -230,6 +231,14 @@ class Decoder:
     def compilation(self) -> Compilation | None:
         """What compiling has cost so far; None where nothing is compiled."""
         return self.adapter.compilation if isinstance(self.adapter, HasExecution) else None
+
+    @property
+    def invariance_obstacle(self) -> str | None:
+        """Why a row's last bits may depend on the other rows of a pass; None if they do not.
+
+        If they do not, every strategy gives the same tokens, numerical ties included.
+        """
+        return invariance_obstacle(self.adapter, self.execution)
 
     def with_strategy(self, strategy: Any, *, verifier: Any = None) -> Decoder:
         """Return a decoder over the same model with another strategy.

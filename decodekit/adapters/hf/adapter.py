@@ -73,6 +73,11 @@ class HFAdapter:
         """Positions that the model was made for, or None if its configuration names no limit."""
         return max_positions_of(self.model)
 
+    @property
+    def keeps_attention(self) -> bool:
+        """Whether the model attends by its own kernel and not by the backend."""
+        return self._own_kernel
+
     def horizon(self, length: int) -> int | None:
         """Return the positions that a pass may use; see ``HasHorizon.horizon``.
 
