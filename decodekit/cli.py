@@ -51,8 +51,10 @@ how
   verifier=NAME          {verifier} (another text, of the same distribution)
 with what
   model=NAME             {model}
-                         or a directory, or owner/name on the hub
+                         or a directory, a .gguf file, or owner/name on the hub
   model.revision=NAME    a branch, tag or commit on the hub
+  model.trust_remote_code=true   run the Python files that this checkpoint brings (never asked);
+                         on the hub with model.revision=COMMIT
   dtype=NAME             auto, float32, bfloat16, float16, float64
   device=NAME            auto, cpu, cuda
   backend=NAME           {backend}
