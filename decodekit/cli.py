@@ -34,6 +34,7 @@ what to decode
   prompt=TEXT            the prompt, taken as it is; prompt=- reads standard input
   prompt_file=PATH       a file with the prompt
   chat=true|false        use the model's chat template (default: if it has one)
+  chat_template_kwargs.NAME=VALUE   a variable of the template: enable_thinking=false
   max_new_tokens=N       most tokens of the answer (256)
   stop=TEXT              end before this text (a newline is $'\\n'); stop=[a,b] for several
   stop_token_ids=[2,7]   end with one of these tokens; [[5,7]] is a run of them

@@ -85,6 +85,7 @@ class DecoderConfig:
         prefill_chunk: Most prompt tokens in one forward pass.
         chat: Whether a plain prompt is wrapped in the model's chat template; None means if the
             model has one.
+        chat_template_kwargs: Variables of the chat template, for example ``enable_thinking``.
     """
 
     strategy: Any = field(default_factory=LookaheadConfig)
@@ -99,6 +100,7 @@ class DecoderConfig:
     max_new_tokens: int = 256
     prefill_chunk: int = 512
     chat: bool | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, ModelConfig):
@@ -295,6 +297,7 @@ _IDLE = {
     "profile": (
         *_ANSWER,
         *("strategy", "verifier", "sampling", "seed", "max_new_tokens", "chat"),
+        "chat_template_kwargs",
         *("bench", "verify"),
     ),
 }

@@ -17,8 +17,8 @@ ROOT = Path(decodekit.__file__).parent
 LAYERS = [
     # A module imports only from layers above its own. What ends in ".*" is a package whose modules
     # may import each other; "strategies", "backends" and "adapters" hold siblings that may not.
-    ["errors"],
-    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise"],
+    ["errors", "stop_strings"],
+    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise", "chat"],
     ["bootstrap", "runs", "output_files", "pinning", "machine", "cache_dir"],
     ["stopping", "mask"],
     ["plan", "observers"],
