@@ -25,7 +25,7 @@ from decodekit.adapters.llama.layer import (
     out_of_attention,
 )
 from decodekit.adapters.llama.rope import RotaryTable
-from decodekit.adapters.llama.snapshot import Snapshot
+from decodekit.snapshot import Snapshot
 from decodekit.adapters.llama.weights import LayerWeights, layer_weights, project, projection
 from decodekit.execution.compiled import CompiledRows
 from decodekit.execution.packed_operator import call_sizes
