@@ -17,6 +17,7 @@ from decodekit import __version__
 from decodekit.errors import ConfigError, DecodekitError
 from decodekit.pinning import restart_pinned
 from decodekit.signals import exit_code, termination_raises
+from decodekit.versions import check_versions
 
 if TYPE_CHECKING:
     from decodekit.config import RunConfig
@@ -129,6 +130,7 @@ def _dispatch(args: list[str], *, is_program: bool) -> int:
     if "--version" in args:
         print(f"decodekit {__version__}")
         return 0
+    check_versions()
     if "--help" in args or "-h" in args:
         print(_help(), end="")
         return 0

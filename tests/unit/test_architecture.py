@@ -18,7 +18,7 @@ LAYERS = [
     # A module imports only from layers above its own. What ends in ".*" is a package whose modules
     # may import each other; "strategies", "backends" and "adapters" hold siblings that may not.
     ["errors", "stop_strings"],
-    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise", "chat"],
+    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise", "chat", "versions"],
     ["bootstrap", "runs", "output_files", "pinning", "machine", "cache_dir"],
     ["stopping", "mask"],
     ["plan", "observers"],
