@@ -229,6 +229,10 @@ class Decoder:
         decoder.execution = prepare_execution(model, execution, decoder.adapter)
         return decoder
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: it has no caches yet."""
+        return {**vars(self), "_idle": []}
+
     @property
     def adapter_name(self) -> str:
         """The name of the adapter that runs the model: ``auto`` has picked one."""

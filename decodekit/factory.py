@@ -17,6 +17,7 @@ from decodekit.errors import (
     nearest,
     shortened,
 )
+from decodekit.execution.autocast import outside_autocast
 from decodekit.execution.graphs import check_graphs
 from decodekit.execution.packed import can_pack_model, pack_linears
 from decodekit.interfaces import (
@@ -130,9 +131,12 @@ def prepare_execution(model: Any, mode: str, adapter: ModelAdapter | None = None
         mode = "native" if native else "packed" if can_pack else "eager"
     if mode in ("native", "compiled", "graphs") and not isinstance(adapter, HasExecution):
         name = getattr(adapter, "name", type(adapter).__name__)
+        reason = _llama_obstacle(model)
+        why = f" (the LLaMA family), not {name}"
+        if reason is not None:
+            why = f", which cannot run this model: {reason}"
         raise ConfigError(
-            f"execution={mode} needs adapter=llama (the LLaMA family), not {name}; "
-            "use execution=auto",
+            f"execution={mode} needs adapter=llama{why}; use execution=auto",
             key="execution",
             value=mode,
         )
@@ -143,8 +147,16 @@ def prepare_execution(model: Any, mode: str, adapter: ModelAdapter | None = None
     if mode == "packed" or (mode == "compiled" and can_pack):
         pack_linears(model)
     if isinstance(adapter, HasExecution):
-        adapter.use_execution(mode if mode in ("native", "compiled", "graphs") else "eager")
+        with outside_autocast():
+            adapter.use_execution(mode if mode in ("native", "compiled", "graphs") else "eager")
     return mode
+
+
+def _llama_obstacle(model: Any) -> str | None:
+    """Return why ``adapter=llama`` cannot run a model; None if it can."""
+    from decodekit.adapters.llama import obstacle  # transformers, only where it is needed
+
+    return obstacle(model) if isinstance(model, torch.nn.Module) else "it is no torch module"
 
 
 def build_strategy(settings: Any) -> Strategy:
@@ -176,7 +188,8 @@ def build_adapter(model: Any, *, adapter: Any = "auto", backend: Any = "auto") -
     """
     adapter_of, adapter_config = _configured("adapter", adapter)
     kernel = build_backend(backend)
-    built: ModelAdapter = _built(adapter_of, ModelAdapter, adapter_config, model, kernel)
+    with outside_autocast():
+        built: ModelAdapter = _built(adapter_of, ModelAdapter, adapter_config, model, kernel)
     return built
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decodekit.errors import GenerationError, TreeError
+from decodekit.execution.autocast import outside_autocast
 from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome, Verifier
 from decodekit.observers import Observers, StepEvent
 from decodekit.plan import StepPlan
@@ -102,15 +103,8 @@ def decode(
     while active and not cancelled():
         before = runner.forward_seconds
         try:
-            for turn, prefix in zip(active, runner.cache.lengths, strict=True):
-                budget = _budget(turn.state, runner, max_nodes)
-                with turn.named():
-                    turn.propose(budget, prefix=prefix, vocab_size=runner.adapter.vocab_size)
-            logits = runner.run([turn.plan for turn in active])
-            for turn, rows in zip(active, logits, strict=True):
-                with turn.named():
-                    turn.judge(rows)
-            runner.commit([turn.accepted for turn in active])
+            with outside_autocast():  # not around the yield: what the reader does is its business
+                _step(active, runner, max_nodes)
             seconds = runner.forward_seconds - before
             # Shown before anything is learnt from it: the reader need not wait for that.
             try:
@@ -124,9 +118,10 @@ def decode(
                 active = [active[place] for place in going_on]
                 if active:
                     runner.keep(going_on)
-            for turn in active:
-                with turn.named():
-                    turn.learn()
+            with outside_autocast():
+                for turn in active:
+                    with turn.named():
+                        turn.learn()
         except Cancelled:
             return
         except GenerationError as error:
@@ -134,6 +129,19 @@ def decode(
             error.args = (f"{_place(error, len(sequences))}step {step}: {error}",)
             raise
         step += 1
+
+
+def _step(active: Sequence[_Turn], runner: LocalRunner, max_nodes: int) -> None:
+    """Run one step of all sequences: propose, one pass, judge, commit."""
+    for turn, prefix in zip(active, runner.cache.lengths, strict=True):
+        budget = _budget(turn.state, runner, max_nodes)
+        with turn.named():
+            turn.propose(budget, prefix=prefix, vocab_size=runner.adapter.vocab_size)
+    logits = runner.run([turn.plan for turn in active])
+    for turn, rows in zip(active, logits, strict=True):
+        with turn.named():
+            turn.judge(rows)
+    runner.commit([turn.accepted for turn in active])
 
 
 class _Turn:

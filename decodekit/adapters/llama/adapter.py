@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +66,10 @@ class LlamaAdapter:
         check_agreement(self, model)
         # Whoever packs the model next must not find its weights held here.
         self._passes = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: its passes, which hold addresses, it lays out itself."""
+        return {**vars(self), "_passes": None}
 
     @property
     def vocab_size(self) -> int:
