@@ -23,6 +23,7 @@ from decodekit.execution.packed import can_pack_model, pack_linears
 from decodekit.interfaces import (
     AttentionBackend,
     HasExecution,
+    HasPositionLimit,
     ModelAdapter,
     NGramPool,
     Strategy,
@@ -174,15 +175,19 @@ def build_strategy(settings: Any) -> Strategy:
     return strategy
 
 
-def build_adapter(model: Any, *, adapter: Any = "auto", backend: Any = "auto") -> ModelAdapter:
+def build_adapter(
+    model: Any, *, adapter: Any = "auto", backend: Any = "auto", max_positions: int | None = None
+) -> ModelAdapter:
     """Return an adapter over a loaded model.
 
     Args:
         model: What the adapter runs; for ``hf`` a ``transformers`` model in evaluation mode.
         adapter: A name or a settings dataclass.
         backend: A name or a settings dataclass.
+        max_positions: The longest text; None for what the model's configuration says.
 
     Raises:
+        ConfigError: The model cannot run texts of ``max_positions``.
         ModelSupportError: The adapter cannot decode this model exactly.
         BackendError: The backend is not available here.
     """
@@ -190,6 +195,14 @@ def build_adapter(model: Any, *, adapter: Any = "auto", backend: Any = "auto") -
     kernel = build_backend(backend)
     with outside_autocast():
         built: ModelAdapter = _built(adapter_of, ModelAdapter, adapter_config, model, kernel)
+    if max_positions is not None:
+        if not isinstance(built, HasPositionLimit):
+            raise ConfigError(
+                f"the adapter {adapter_of.name!r} takes no max_positions; leave it out",
+                key="model.max_positions",
+                value=max_positions,
+            )
+        built.limit_positions(max_positions)
     return built
 
 
@@ -248,7 +261,12 @@ class _Parts:
         except CheckpointError as error:
             error.args = (f"strategy.model: {error}",)
             raise
-        adapter = build_adapter(loaded, adapter=config.adapter, backend=config.backend)
+        adapter = build_adapter(
+            loaded,
+            adapter=config.adapter,
+            backend=config.backend,
+            max_positions=config.model.max_positions,
+        )
         prepare_execution(loaded, config.execution, adapter)
         return adapter, tokenizer
 
