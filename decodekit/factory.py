@@ -261,6 +261,15 @@ class _Parts:
         except CheckpointError as error:
             error.args = (f"strategy.model: {error}",)
             raise
+        except ConfigError as error:
+            if error.key not in ("model.trust_remote_code", "model.revision"):
+                raise
+            raise ConfigError(
+                f"strategy.model: {error} (the draft's own settings, from Python: "
+                '"model": {"path": PLACE, "trust_remote_code": True})',
+                key="strategy.model",
+                value=model,
+            ) from error
         adapter = build_adapter(
             loaded,
             adapter=config.adapter,
