@@ -18,7 +18,8 @@ LAYERS = [
     # A module imports only from layers above its own. What ends in ".*" is a package whose modules
     # may import each other; "strategies", "backends" and "adapters" hold siblings that may not.
     ["errors", "stop_strings"],
-    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise", "chat"],
+    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise"],
+    ["chat", "token_bytes"],
     ["bootstrap", "runs", "output_files", "pinning", "machine", "cache_dir"],
     ["stopping", "mask"],
     ["plan", "observers"],
@@ -30,7 +31,7 @@ LAYERS = [
     ["backends.flash_kernels", "backends.triton_kernels"],
     ["backends.triton_tiles", "backends.triton_timing"],
     ["strategies", "backends", "adapters"],
-    ["shaping", "guidance", "foreign"],
+    ["shaping", "guidance", "foreign", "bad_words"],
     ["target"],
     ["verify", "rejection"],
     ["loop"],
@@ -79,6 +80,7 @@ OTHER_PACKAGES = {
         "noise",
         "sampling",
         "processors",
+        "bad_words",
         "constraint",
         "guidance",
         "foreign",
