@@ -200,6 +200,7 @@ def prepare(
             adapter,
             tokenizer,
             fresh=encoded.fresh,
+            at_start=text is None or text.is_fresh,
             ends=adapter.eos_token_ids
             | {run[0] for run in sequences if len(run) == 1}
             | (set() if text is None else text.stop_tokens),
@@ -268,6 +269,7 @@ def _shaper(
     tokenizer: Any,
     *,
     fresh: bool,
+    at_start: bool,
     ends: Set[int],
 ) -> Shaper | None:
     """Return what changes the logits; None if nothing does, which saves a copy of each row."""
@@ -291,7 +293,7 @@ def _shaper(
     processors += adopt_processors(
         request.logits_processor, prompt=prompt, vocab_size=adapter.vocab_size
     )
-    constraint = _constraint(request.constraint, adapter, tokenizer)
+    constraint = _constraint(request.constraint, adapter, tokenizer, fresh=at_start)
     return Shaper(processors, constraint) if processors or constraint is not None else None
 
 
@@ -306,7 +308,9 @@ def _bans(
     return ban_words(words, tokenizer, vocab_size=adapter.vocab_size, start=start)
 
 
-def _constraint(given: Any, adapter: ModelAdapter, tokenizer: Any) -> Constraint | None:
+def _constraint(
+    given: Any, adapter: ModelAdapter, tokenizer: Any, *, fresh: bool
+) -> Constraint | None:
     """Return the constraint of a request in its starting state."""
     if given is None or isinstance(given, Constraint):
         return given
@@ -329,4 +333,5 @@ def _constraint(given: Any, adapter: ModelAdapter, tokenizer: Any) -> Constraint
         tokenizer,
         vocab_size=adapter.vocab_size,
         eos_token_ids=adapter.eos_token_ids,
+        fresh=fresh,
     )

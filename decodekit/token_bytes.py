@@ -32,11 +32,15 @@ class TokenBytes:
     Attributes:
         pieces: By token, what it adds inside a text.
         starts: By token, what it adds at the start of a text, where that is something else.
+        byte_level: Whether the tokenizer writes each byte as a character, as that of GPT-2 does.
     """
 
-    def __init__(self, pieces: Sequence[bytes], starts: dict[int, bytes]) -> None:
+    def __init__(
+        self, pieces: Sequence[bytes], starts: dict[int, bytes], *, byte_level: bool
+    ) -> None:
         self.pieces = list(pieces)
         self.starts = starts
+        self.byte_level = byte_level
 
     def beginning_with(self, text: bytes) -> list[int]:
         """Return the tokens that add ``text``, which is not empty, and perhaps more after it."""
@@ -99,10 +103,9 @@ def _made(tokenizer: Any) -> TokenBytes:
     size = _size(tokenizer)
     inner = getattr(tokenizer, "backend_tokenizer", None)
     decoder = getattr(inner, "decoder", None)
-    if decoder is not None and "ByteLevel" in set(_types(json.loads(decoder.__getstate__()))):
-        pieces = _byte_level(tokenizer, size)
-    else:
-        pieces = _in_context(tokenizer, size)
+    parts = () if decoder is None else _types(json.loads(decoder.__getstate__()))
+    byte_level = "ByteLevel" in parts
+    pieces = (_byte_level if byte_level else _in_context)(tokenizer, size)
     spaced = [token for token, piece in enumerate(pieces) if b" " in piece]
     alone = _decoded(tokenizer, [[token] for token in spaced])
     starts = {
@@ -110,7 +113,7 @@ def _made(tokenizer: Any) -> TokenBytes:
         for token, text in zip(spaced, alone, strict=True)
         if _BROKEN not in text and text.encode() != pieces[token]
     }
-    return TokenBytes(pieces, starts)
+    return TokenBytes(pieces, starts, byte_level=byte_level)
 
 
 def _size(tokenizer: Any) -> int:
