@@ -162,6 +162,10 @@ def _byte_alphabet() -> dict[str, int]:
 
 def _in_context(tokenizer: Any, size: int) -> list[bytes]:
     """Return the pieces of any tokenizer: what each token adds to the text of another."""
+    tekken = getattr(getattr(tokenizer, "tokenizer", None), "instruct_tokenizer", None)
+    piece_of = getattr(getattr(tekken, "tokenizer", None), "id_to_byte_piece", None)
+    if callable(piece_of):  # mistral-common knows the bytes; special tokens have none
+        return [piece_of(token) for token in range(size)]
     anchor, before = _anchor(tokenizer, size)
     texts = _decoded(tokenizer, [[*anchor, token] for token in range(size)])
     pieces = [
