@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from decodekit.answer import Answer
+from decodekit.bad_words import ban_words
 from decodekit.chat import ChatOptions
 from decodekit.constraint import Constraint
 from decodekit.errors import (
@@ -22,7 +23,7 @@ from decodekit.guidance import json_schema_constraint, regex_constraint
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import SequenceState
 from decodekit.params import SamplingParams
-from decodekit.processors import encode_bad_words, processors_of
+from decodekit.processors import LogitsProcessor, processors_of
 from decodekit.prompts import Prompt, as_token, encode_prompt, uses_template
 from decodekit.sampling import make_sampler
 from decodekit.shaping import Shaper
@@ -198,6 +199,8 @@ def prepare(
             prompt,
             adapter,
             tokenizer,
+            fresh=encoded.fresh,
+            at_start=text is None or text.is_fresh,
             ends=adapter.eos_token_ids
             | {run[0] for run in sequences if len(run) == 1}
             | (set() if text is None else text.stop_tokens),
@@ -265,6 +268,8 @@ def _shaper(
     adapter: ModelAdapter,
     tokenizer: Any,
     *,
+    fresh: bool,
+    at_start: bool,
     ends: Set[int],
 ) -> Shaper | None:
     """Return what changes the logits; None if nothing does, which saves a copy of each row."""
@@ -277,22 +282,35 @@ def _shaper(
                     f"{name} names token {high}; the model's last is {adapter.vocab_size - 1}",
                     key=name,
                 )
-        if params.bad_words and tokenizer is None:
-            raise GenerationError("bad_words need a tokenizer; give one to the Decoder")
         processors += processors_of(
             params,
             prompt_length=len(prompt),
             end_ids=sorted(ends),
-            bad_words=encode_bad_words(params.bad_words, tokenizer) if params.bad_words else [],
+            banned_texts=_bans(
+                params.bad_words, tokenizer, adapter, start=len(prompt) if fresh else 0
+            ),
         )
     processors += adopt_processors(
         request.logits_processor, prompt=prompt, vocab_size=adapter.vocab_size
     )
-    constraint = _constraint(request.constraint, adapter, tokenizer)
+    constraint = _constraint(request.constraint, adapter, tokenizer, fresh=at_start)
     return Shaper(processors, constraint) if processors or constraint is not None else None
 
 
-def _constraint(given: Any, adapter: ModelAdapter, tokenizer: Any) -> Constraint | None:
+def _bans(
+    words: Sequence[str], tokenizer: Any, adapter: ModelAdapter, *, start: int
+) -> list[LogitsProcessor]:
+    """Return what keeps words out of a text that begins after ``start`` tokens."""
+    if words and tokenizer is None:
+        raise GenerationError("bad_words need a tokenizer; give one to the Decoder")
+    if not words:
+        return []
+    return ban_words(words, tokenizer, vocab_size=adapter.vocab_size, start=start)
+
+
+def _constraint(
+    given: Any, adapter: ModelAdapter, tokenizer: Any, *, fresh: bool
+) -> Constraint | None:
     """Return the constraint of a request in its starting state."""
     if given is None or isinstance(given, Constraint):
         return given
@@ -315,4 +333,5 @@ def _constraint(given: Any, adapter: ModelAdapter, tokenizer: Any) -> Constraint
         tokenizer,
         vocab_size=adapter.vocab_size,
         eos_token_ids=adapter.eos_token_ids,
+        fresh=fresh,
     )
