@@ -273,9 +273,14 @@ class Decoder:
         Raises:
             ConfigError: An option is out of its range.
             GenerationError: A prompt is empty, has an unknown token or is too long, or the model's
-                output is broken. If that comes up in a batch under way, its ``sequence`` says for
-                which prompt, and its ``results`` hold what all of them had until then.
+                output is broken.
+            Exception: What a processor, a constraint or a criterion of the caller raises.
+
+        Whatever ends a batch under way, Ctrl-C too, has an attribute ``results`` with what all
+        prompts had until then, and if it is about one of them, ``sequence`` says which.
         """
+        if isinstance(prompt, (list, tuple)) and not prompt:
+            raise GenerationError("the list is empty; give a prompt, or a list of prompts")
         if not is_batch(prompt):
             return self.stream(prompt, **options).run()
         if options.pop("streamer", None) is not None:
@@ -292,8 +297,10 @@ class Decoder:
             for records in self.steps(answers):
                 for record in records:
                     answers[record.sequence].add(record)
-        except GenerationError as error:
-            error.results = [answer.result for answer in answers]
+        except BaseException as error:  # Ctrl-C and what processors raise, too: nothing is lost
+            for answer in answers:
+                answer.give_up()
+            error.results = [answer.result for answer in answers]  # type: ignore[attr-defined]
             raise
         return [answer.result for answer in answers]
 

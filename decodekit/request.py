@@ -166,7 +166,15 @@ def prepare(
             criteria=adopt_criteria(request.stopping_criteria, prompt=prompt),
             text=text,
         ),
-        shaper=_shaper(request, params, prompt, adapter, tokenizer, sequences),
+        shaper=_shaper(
+            request,
+            params,
+            prompt,
+            adapter,
+            tokenizer,
+            sequences,
+            in_order=getattr(verifier, "in_order", True),
+        ),
         logprobs=request.logprobs,
     )
     return Answer(prompt, state, text=text, started=started)
@@ -216,6 +224,8 @@ def _shaper(
     adapter: ModelAdapter,
     tokenizer: Any,
     sequences: Sequence[tuple[int, ...]],
+    *,
+    in_order: bool,
 ) -> Shaper | None:
     """Return what changes the logits; None if nothing does, which saves a copy of each row."""
     processors = []
@@ -237,11 +247,11 @@ def _shaper(
             ),
             bad_words=encode_bad_words(params.bad_words, tokenizer) if params.bad_words else [],
         )
-    processors += adopt_processors(
-        request.logits_processor, prompt=prompt, vocab_size=adapter.vocab_size
-    )
+    processors += adopt_processors(request.logits_processor, in_order=in_order)
     constraint = _constraint(request.constraint, adapter, tokenizer)
-    return Shaper(processors, constraint) if processors or constraint is not None else None
+    if not processors and constraint is None:
+        return None
+    return Shaper(processors, constraint, branches=not in_order)
 
 
 def _constraint(given: Any, adapter: ModelAdapter, tokenizer: Any) -> Constraint | None:
