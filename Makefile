@@ -1,6 +1,7 @@
 # make demo   install, fetch the small model, watch lookahead decoding against token by token
 # make test   install what tests need; lint, types, all tests (a few minutes)
 # make plugin install decodekit and the example plugin into a fresh environment, and run it
+# make versions  the tests beside other versions of torch, transformers, ...; hours, many GB
 # make fast   lint, types and the tests that need no real model (a few minutes)
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test fast quantised plugin lint format clean
+.PHONY: demo test fast quantised plugin versions lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/decodekit strategy=lookahead model=smollm2-135m max_new_tokens=128 compare=true \
@@ -32,6 +33,10 @@ quantised: $(VENV)/.installed-dev
 # A part of `make test` too.
 plugin: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m e2e tests/e2e/test_plugin.py
+
+# Not a part of `make test`. ROWS="lowest highest" runs these rows of docs/versions.md only.
+versions: $(VENV)/.installed-dev
+	$(BIN)/python scripts/versions.py $(ROWS)
 
 # Two processes with one thread each: torch's threads would wait for each other.
 fast: $(VENV)/.installed-dev lint
@@ -58,4 +63,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-quantised build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-quantised $(VENV)-versions build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

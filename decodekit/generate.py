@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decodekit.certificate import Verdict, compare, tolerance_for
+from decodekit.certificate import Verdict, compare, dtype_of, tolerance_for
 from decodekit.config import ConstraintConfig, RunConfig
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError, DecodekitError, shortened
@@ -26,6 +26,9 @@ __all__ = [
     "stats_record",
     "tie_tolerance",
 ]
+
+
+_HALF = ("bfloat16", "float16")
 
 
 def run_generate(config: RunConfig) -> int:
@@ -209,6 +212,7 @@ def _record(
         "model": config.model.name,
         "adapter": decoder.adapter_name,
         "execution": decoder.execution,
+        "invariance_obstacle": decoder.invariance_obstacle,
         "strategy": asdict(config.strategy),
         "seed": config.sampling.seed,
     }
@@ -240,11 +244,15 @@ def _summarize(
 
 
 def _execution(decoder: Decoder) -> str:
-    """Return the way of execution in words, with what compiling has cost."""
-    cost = decoder.compilation
-    if cost is None or not cost.count:
-        return f"execution {decoder.execution}"
-    return f"execution {decoder.execution} (compiled {cost.count} times, {cost.seconds:.1f} s)"
+    """Return the way of execution in words, with what compiling has cost.
+
+    In half precision, where ties are common, it says why they may fall another way here.
+    """
+    words, cost = f"execution {decoder.execution}", decoder.compilation
+    if cost is not None and cost.count:
+        words += f" (compiled {cost.count} times, {cost.seconds:.1f} s)"
+    obstacle = decoder.invariance_obstacle if dtype_of(decoder) in _HALF else None
+    return words if obstacle is None else f"{words}, ties may fall another way: {obstacle}"
 
 
 def _sameness(verdict: Verdict) -> str:

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from decodekit.constraint import Constraint
 from decodekit.errors import ConfigError, GenerationError
+from decodekit.versions import check_optional
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -267,10 +268,11 @@ def _table(tokenizer: Any, end: int) -> LLTokenizer:
 
 
 def _require_library() -> None:
-    """Raise if the library is missing.
+    """Raise if the library is missing or too old.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: It is missing.
+        DependencyError: It is of a version that does not work.
     """
     try:
         import llguidance  # noqa: F401
@@ -279,6 +281,7 @@ def _require_library() -> None:
             'a constraint needs the library llguidance: pip install "decodekit[constraints]"',
             key="constraint",
         ) from error
+    check_optional("llguidance")
 
 
 def _reason(error: str) -> str:

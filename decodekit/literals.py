@@ -70,8 +70,8 @@ def with_literals(config: RunConfig, literal: Mapping[str, Any]) -> RunConfig:
 
 
 def is_path(model: str) -> bool:
-    """Return whether ``model=...`` gives a directory or a hub name, not one of ``conf/model/``."""
-    return "/" in model or "\\" in model or model in (".", "..")
+    """Return whether ``model=...`` gives a place or a hub name, not one of ``conf/model/``."""
+    return "/" in model or "\\" in model or model in (".", "..") or model.endswith(".gguf")
 
 
 def _is_list(stop: str) -> bool:

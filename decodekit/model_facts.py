@@ -1,10 +1,50 @@
-"""What the configuration of a ``transformers`` model says that decoding has to know."""
+"""What a ``transformers`` model and its configuration say that decoding has to know."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["eos_token_ids_of", "max_positions_of"]
+import torch
+from torch import nn
+
+__all__ = [
+    "eos_token_ids_of",
+    "input_device_of",
+    "is_in_training",
+    "is_transformers_model",
+    "max_positions_of",
+]
+
+_SAME_IN_TRAINING = (
+    nn.Linear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.Identity,
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+)
+
+
+def is_transformers_model(model: Any) -> bool:
+    """Return whether a model is a ``PreTrainedModel``; ``transformers`` need not be loaded."""
+    return any(
+        (kind.__module__, kind.__name__) == ("transformers.modeling_utils", "PreTrainedModel")
+        for kind in type(model).__mro__
+    )
+
+
+def is_in_training(model: nn.Module) -> bool:
+    """Return whether a part of a model is in training mode that may do something else there.
+
+    A plain layer that was put in by hand is in training mode unless somebody says otherwise.
+    """
+    return any(
+        module.training
+        and type(module) not in _SAME_IN_TRAINING
+        and not type(module).__module__.startswith("decodekit.")  # a packed layer
+        for module in model.modules()
+    )
 
 
 def max_positions_of(model: Any) -> int | None:
@@ -20,3 +60,20 @@ def eos_token_ids_of(model: Any) -> frozenset[int]:
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else ids)
     return frozenset()
+
+
+def input_device_of(model: Any) -> torch.device:
+    """Return where token ids go in.
+
+    Where ``accelerate`` keeps the weights elsewhere between passes they lie on ``meta``, and the
+    hook that fetches them knows the device.
+    """
+    embedding = model.get_input_embeddings()
+    device: torch.device = embedding.weight.device
+    if device.type == "meta":
+        hook = getattr(embedding, "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):
+            runs_on = getattr(each, "execution_device", None)
+            if runs_on is not None:
+                return torch.device(runs_on)
+    return device

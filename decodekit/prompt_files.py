@@ -67,8 +67,6 @@ def read_prompts(path: str, *, limit: int = 0, key: str) -> list[FilePrompt]:
 class Encoder(Protocol):
     """What turns a prompt into token ids: a ``Decoder``."""
 
-    chat: bool
-
     def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
         """Return the token ids of a prompt."""
         ...
@@ -86,7 +84,7 @@ def encoded(prompt: FilePrompt, decoder: Encoder, *, key: str) -> list[int]:
         ConfigError: It cannot be run; the message says which one it is.
     """
     try:
-        return decoder.encode(prompt.prompt, chat=prompt.chat and decoder.chat)
+        return decoder.encode(prompt.prompt, chat=None if prompt.chat else False)
     except GenerationError as error:
         raise ConfigError(f"prompt {prompt.id!r}: {error}", key=key) from error
 

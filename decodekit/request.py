@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from decodekit.answer import Answer
+from decodekit.chat import ChatOptions
 from decodekit.constraint import Constraint
 from decodekit.errors import (
     ConfigError,
@@ -22,11 +23,11 @@ from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import SequenceState
 from decodekit.params import SamplingParams
 from decodekit.processors import encode_bad_words, processors_of
-from decodekit.prompts import Prompt, as_token, encode_prompt
+from decodekit.prompts import Prompt, as_token, encode_prompt, uses_template
 from decodekit.sampling import make_sampler
 from decodekit.shaping import Shaper
 from decodekit.stopping import StopRules
-from decodekit.text import IncrementalText
+from decodekit.text import IncrementalText, context_of
 
 __all__ = ["Request", "prepare", "request_of"]
 
@@ -42,9 +43,12 @@ class Request:
             (``[{"role": "user", "content": "..."}]``).
         max_new_tokens: Most new tokens.
         sampling: How tokens are chosen.
-        stop: Strings that end the text; they are not part of it.
+        stop: Strings that end the text; they are not part of it. They may name special tokens.
         stop_token_ids: Token ids, or runs of them, that end the text. They are the last of the
             tokens; their text is not part of the text.
+        include_stop_str_in_output: Whether what ends the text, of ``stop`` and ``stop_token_ids``,
+            is its end all the same.
+        skip_special_tokens: Whether special tokens are left out of the text; by default they are.
         logprobs: Report the log-probability of every new token, and those of so many of the most
             probable ones, 0 or more.
         logits_processor: ``transformers`` logits processors, or callables
@@ -54,6 +58,13 @@ class Request:
         constraint: A grammar that the text follows: a ``Constraint`` in its starting state,
             ``{"regex": "..."}`` or ``{"json_schema": ...}``.
         chat: Whether a text prompt is wrapped in the chat template.
+        continue_final_message: Whether the last of the messages is continued, not answered; by
+            default if it is the assistant's.
+        add_generation_prompt: Whether the header of an answer follows the messages; by default if
+            the last of them is not continued.
+        tools: JSON schemas or functions that the chat template tells the model about.
+        chat_template_kwargs: Variables of the chat template, for example
+            ``{"enable_thinking": False}``.
     """
 
     prompt: Prompt
@@ -61,11 +72,17 @@ class Request:
     sampling: SamplingParams | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     logprobs: int | None = None
     logits_processor: Any = None
     stopping_criteria: Any = None
     constraint: Constraint | Mapping[str, Any] | None = None
     chat: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    tools: Sequence[Any] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
 
 def request_of(
@@ -110,6 +127,7 @@ def prepare(
     verifier: Verifier,
     max_new_tokens: int,
     chat: bool,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Answer:
     """Return the empty answer to a request, ready to be decoded.
 
@@ -121,34 +139,41 @@ def prepare(
         verifier: What is accepted.
         max_new_tokens: Most new tokens, where the request does not say.
         chat: Whether a text prompt is wrapped in the chat template, where it does not say.
+        chat_template_kwargs: Variables of the template, where it does not say.
 
     Raises:
         ConfigError: An option is out of its range or cannot work here.
         GenerationError: The prompt is empty, has an unknown token, or is too long.
     """
     started = time.perf_counter()
-    chat = chat if request.chat is None else request.chat
+    chat = uses_template(request.prompt, tokenizer, asked=request.chat, default=chat)
     params = request.sampling or SamplingParams()
     limit = adapter.max_positions
-    prompt = encode_prompt(
+    encoded = encode_prompt(
         request.prompt,
         tokenizer,
         chat=chat,
         vocab_size=adapter.vocab_size,
         max_positions=limit,
+        options=ChatOptions(
+            continue_final_message=request.continue_final_message,
+            add_generation_prompt=request.add_generation_prompt,
+            tools=request.tools,
+            chat_template_kwargs=request.chat_template_kwargs,
+        ),
+        template_defaults=chat_template_kwargs or {},
     )
+    prompt = encoded.tokens
     if request.logprobs is not None:
         require_at_least(request.logprobs, 0, key="logprobs")
-    if not isinstance(chat, bool):
-        raise ConfigError(
-            f"chat must be true or false, not {shortened(chat)}", key="chat", value=chat
-        )
+    _require_truth_value(chat, "chat")
     sequences = _token_runs(request.stop_token_ids, adapter.vocab_size)
-    # A plain text goes on where the prompt ends; an answer in a chat starts afresh.
+    for name in ("include_stop_str_in_output", "skip_special_tokens"):
+        _require_truth_value(getattr(request, name), name)
     text = _new_text(
-        request.stop,
+        request,
         tokenizer,
-        context=prompt[-4:] if isinstance(request.prompt, str) and not chat else (),
+        context=() if encoded.fresh else context_of(prompt, tokenizer),
         undo=max(map(len, sequences), default=0),
     )
     state = SequenceState(
@@ -165,6 +190,7 @@ def prepare(
             sequences=sequences,
             criteria=adopt_criteria(request.stopping_criteria, prompt=prompt),
             text=text,
+            include_stop=bool(request.include_stop_str_in_output),
         ),
         shaper=_shaper(
             request,
@@ -172,7 +198,9 @@ def prepare(
             prompt,
             adapter,
             tokenizer,
-            sequences,
+            ends=adapter.eos_token_ids
+            | {run[0] for run in sequences if len(run) == 1}
+            | (set() if text is None else text.stop_tokens),
             in_order=getattr(verifier, "in_order", True),
         ),
         logprobs=request.logprobs,
@@ -180,14 +208,28 @@ def prepare(
     return Answer(prompt, state, text=text, started=started)
 
 
+def _require_truth_value(value: object, name: str) -> None:
+    if not isinstance(value, (bool, type(None))):
+        message = f"{name} must be true or false, not {shortened(value)}"
+        raise ConfigError(message, key=name, value=value)
+
+
 def _new_text(
-    stop: str | Sequence[str] | None, tokenizer: Any, *, context: Sequence[int], undo: int
+    request: Request, tokenizer: Any, *, context: Sequence[int], undo: int
 ) -> IncrementalText | None:
+    stop = request.stop
     strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, (list, tuple)) or not all(isinstance(s, str) for s in strings):
         raise ConfigError(f"stop must be strings, not {shortened(stop)}", key="stop", value=stop)
     if tokenizer is not None:
-        return IncrementalText(tokenizer, stop=strings, context=context, undo=undo)
+        return IncrementalText(
+            tokenizer,
+            stop=strings,
+            context=context,
+            undo=undo,
+            skip_special_tokens=request.skip_special_tokens is not False,
+            include_stop=bool(request.include_stop_str_in_output),
+        )
     if strings:
         raise GenerationError("stop strings need a tokenizer; give one to the Decoder")
     return None
@@ -223,8 +265,8 @@ def _shaper(
     prompt: Sequence[int],
     adapter: ModelAdapter,
     tokenizer: Any,
-    sequences: Sequence[tuple[int, ...]],
     *,
+    ends: Set[int],
     in_order: bool,
 ) -> Shaper | None:
     """Return what changes the logits; None if nothing does, which saves a copy of each row."""
@@ -242,9 +284,7 @@ def _shaper(
         processors += processors_of(
             params,
             prompt_length=len(prompt),
-            end_ids=sorted(
-                {*adapter.eos_token_ids, *(run[0] for run in sequences if len(run) == 1)}
-            ),
+            end_ids=sorted(ends),
             bad_words=encode_bad_words(params.bad_words, tokenizer) if params.bad_words else [],
         )
     processors += adopt_processors(request.logits_processor, in_order=in_order)

@@ -35,10 +35,11 @@ class StopRules:
         room: Tokens for which the model has positions; None for no limit.
         eos_token_ids: Any of these ends the text and is its last token.
         sequences: Runs of tokens, none empty, that end the text. They are its last tokens, and
-            their text is not part of its text.
+            their text is not part of its text, unless ``include_stop``.
         criteria: Further rules.
         text: The text so far, with its stop strings; None if only tokens are wanted. It must be
             able to take back as many tokens as the longest of ``sequences`` has.
+        include_stop: Whether the text of ``sequences`` stays.
 
     Raises:
         ConfigError: ``max_new_tokens`` is negative.
@@ -53,6 +54,7 @@ class StopRules:
         sequences: Sequence[tuple[int, ...]] = (),
         criteria: Sequence[Criterion] = (),
         text: IncrementalText | None = None,
+        include_stop: bool = False,
     ) -> None:
         require_at_least(max_new_tokens, 0, key="max_new_tokens")
         self.tokens: list[int] = []
@@ -61,6 +63,7 @@ class StopRules:
         self._sequences = sequences
         self._criteria = criteria
         self._text = text
+        self._include_stop = include_stop
         fits = room is None or room >= max_new_tokens
         self._limit = max_new_tokens if room is None or fits else room
         self._limit_reason: FinishReason = "length" if fits else "capacity"
@@ -94,12 +97,13 @@ class StopRules:
         """Add a token to the text; return whether a stop string ends it."""
         assert self._text is not None
         stopped = self._text.push(token)
-        if stop_tokens and token not in self._eos:
+        drops = not self._include_stop
+        if drops and stop_tokens and token not in self._eos:
             self._text.drop(stop_tokens)
         if last:
             self._text.finish()
         else:
-            self._text.hold(self._begun())
+            self._text.hold(self._begun() if drops else 0)
         return stopped or self._text.stopped
 
     def _stop_tokens(self) -> int:

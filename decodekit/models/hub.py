@@ -14,6 +14,7 @@ from pathlib import Path
 
 from decodekit.errors import CheckpointError
 from decodekit.models.contents import has_tokenizer, missing
+from decodekit.models.own_code import check_pinned, code_files
 from decodekit.models.reporting import Log, one_line, to_stderr
 
 __all__ = ["cached_snapshot", "fetch_repo", "wanted_files"]
@@ -24,13 +25,22 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
 _KEPT_SUFFIXES = (".json", ".model", ".jinja", ".txt", ".tiktoken")
 
 
-def fetch_repo(repo: str, *, name: str, revision: str | None = None, log: Log = to_stderr) -> Path:
+def fetch_repo(
+    repo: str,
+    *,
+    name: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    log: Log = to_stderr,
+) -> Path:
     """Find a hub repo in the local cache, or download what is needed of it.
 
     Args:
         repo: The repo's id, "owner/name".
         name: The model's name, for messages.
         revision: A branch, tag or commit; None means the default branch.
+        trust_remote_code: Whether the repo's own code is fetched, too; ``revision`` is a commit
+            then.
         log: Receives one line before a download.
 
     Returns:
@@ -39,11 +49,14 @@ def fetch_repo(repo: str, *, name: str, revision: str | None = None, log: Log = 
     Raises:
         CheckpointError: There is no network, the repo is gated, unknown or incomplete. Without a
             network this takes less than 10 seconds.
+        ConfigError: Its code is trusted, and ``revision`` is no commit.
     """
     from huggingface_hub import constants, snapshot_download
 
+    if trust_remote_code:
+        check_pinned(repo, revision)
     cached = cached_snapshot(repo, revision)
-    if cached is not None and missing(cached) is None and has_tokenizer(cached):
+    if cached is not None and _whole(cached, repo, code=trust_remote_code):
         return cached
     known = "is only in part" if cached is not None else "is not"
     absent = f"model {name!r}: {repo} {known} in the local hub cache"
@@ -54,7 +67,7 @@ def fetch_repo(repo: str, *, name: str, revision: str | None = None, log: Log = 
         )
     try:
         sizes = _ask_hub(repo, revision)
-        wanted = wanted_files(sizes)
+        wanted = wanted_files(sizes, code=trust_remote_code)
     except Exception as error:
         raise _explained(error, repo, name, absent) from error
     log(f"fetching {repo} from the hub ({sum(sizes[file] or 0 for file in wanted) / 1e6:,.0f} MB)")
@@ -86,21 +99,32 @@ def cached_snapshot(repo: str, revision: str | None = None) -> Path | None:
         return None
 
 
-def wanted_files(names: Iterable[str]) -> list[str]:
+def _whole(directory: Path, repo: str, *, code: bool) -> bool:
+    """Whether a directory has all that a model is loaded from, its own code included if wanted."""
+    if missing(directory) is not None or not has_tokenizer(directory):
+        return False
+    files = [file.removeprefix(f"{repo}--") for file in code_files(directory)] if code else []
+    return all((directory / file).is_file() for file in files if "--" not in file)
+
+
+def wanted_files(names: Iterable[str], *, code: bool = False) -> list[str]:
     """The files of a repo that a model is loaded from.
 
     Args:
         names: All files of the repo.
+        code: Whether Python files are among them.
 
     Returns:
         Config, tokenizer and one format of the weights, safetensors before .bin; no duplicates such
         as ``original/*.pth`` or ``consolidated.safetensors``. No weights if there are none.
     """
+    names = list(names)
     top = sorted(name for name in names if "/" not in name)
     weights = _one_format(top, "model.safetensors", ".safetensors", without="consolidated")
     weights = weights or _one_format(top, "pytorch_model.bin", ".bin", without="training_args")
     rest = [n for n in top if n.endswith(_KEPT_SUFFIXES) and not n.endswith(".index.json")]
-    return sorted([*weights, *rest])
+    python = [name for name in names if code and name.endswith(".py")]
+    return sorted([*weights, *rest, *python])
 
 
 def _one_format(names: list[str], single: str, suffix: str, without: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""transformers without its log lines and progress bars, for a while and not for good."""
+"""transformers without log lines, progress bars and questions, for a while and not for good."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ _ONE_AT_A_TIME = threading.RLock()
 def quiet_transformers(*, bars: bool = False, gguf: bool = False) -> Iterator[None]:
     """Silence transformers inside the ``with`` block; afterwards all is as it was.
 
+    Nor does it ask whether to run a checkpoint's own code, which it does where nobody has told it,
+    also of parts of a model, and takes standard input for the answer: that is an error at once.
+
     Args:
         bars: Whether progress bars are still drawn.
         gguf: Whether a GGUF file is read, which draws a bar of another kind.
@@ -26,17 +29,21 @@ def quiet_transformers(*, bars: bool = False, gguf: bool = False) -> Iterator[No
     # Any: both leave their types or their exports undeclared.
     hub: Any = importlib.import_module("huggingface_hub.utils")
     logging: Any = importlib.import_module("transformers.utils.logging")
+    code: Any = importlib.import_module("transformers.dynamic_module_utils")
     with _ONE_AT_A_TIME:
         verbosity = logging.get_verbosity()
         drawn = logging.is_progress_bar_enabled()
         drawn_by_hub = not hub.are_progress_bars_disabled()
+        patience = code.TIME_OUT_REMOTE_CODE
         logging.set_verbosity_error()
+        code.TIME_OUT_REMOTE_CODE = 0  # it has no time to ask
         if not bars:
             logging.disable_progress_bar()
         try:
             with _no_gguf_bar() if gguf and not bars else nullcontext():
                 yield
         finally:
+            code.TIME_OUT_REMOTE_CODE = patience
             logging.set_verbosity(verbosity)
             if not bars:
                 if drawn:

@@ -1,6 +1,6 @@
 """Speculative decoding with a draft model (Leviathan et al., 2023, arXiv 2211.17192), as trees.
 
-A smaller causal language model with the same vocabulary guesses the next tokens, level by level:
+A smaller causal language model with the same tokens guesses the next ones, level by level:
 one pass of the draft for each level of the tree (SpecInfer, Miao et al., 2023, arXiv 2305.09781).
 """
 
@@ -108,18 +108,22 @@ class DraftModel:
         self._draft: ModelAdapter | None = None
         self._tokenizer: Any = None
         self._vocab_size = 0
+        self._known = 0
 
     def attached(self, target: ModelAdapter, tokenizer: Any) -> DraftModel:
         """Return the strategy for ``target``; the draft is loaded once.
 
+        The tokens that both have are drafted. Models of one family often have more logits than
+        tokens, each another number of them; those that pad are never guessed.
+
         Raises:
-            ModelSupportError: The draft has another vocabulary.
+            ModelSupportError: The draft has other tokens.
         """
         if self._draft is None:
             self._draft, self._tokenizer = self._parts.load_model(
                 self.config.model, backend=self.config.backend, like=target
             )
-        reason = _difference(self._draft, self._tokenizer, target, tokenizer)
+        known, reason = _shared(self._draft, self._tokenizer, target, tokenizer)
         if reason is not None:
             raise ModelSupportError(
                 f"the draft model {_name(self.config.model)} cannot draft for this model: {reason}",
@@ -127,6 +131,7 @@ class DraftModel:
             )
         bound = copy.copy(self)  # another decoder may have another number of logits
         bound._vocab_size = target.vocab_size
+        bound._known = known
         return bound
 
     def new_proposer(self, params: SamplingParams) -> DraftProposer:
@@ -134,7 +139,12 @@ class DraftModel:
         if self._draft is None or not self._vocab_size:
             raise GenerationError("a draft model has to be attached to a decoder's model first")
         return DraftProposer(
-            self._draft, self.widths, self.config.drafts, params, vocab_size=self._vocab_size
+            self._draft,
+            self.widths,
+            self.config.drafts,
+            params,
+            vocab_size=self._vocab_size,
+            known=self._known,
         )
 
 
@@ -147,6 +157,7 @@ class DraftProposer:
         drafts: How they are chosen; see ``DraftModelConfig``.
         params: How the target's tokens are chosen.
         vocab_size: V of the target.
+        known: How many of its first tokens the draft has too, and may guess.
     """
 
     def __init__(
@@ -157,6 +168,7 @@ class DraftProposer:
         params: SamplingParams,
         *,
         vocab_size: int,
+        known: int,
     ) -> None:
         self._runner = LocalRunner(draft)
         self._widths = widths
@@ -164,6 +176,7 @@ class DraftProposer:
         self._sampler = make_sampler(params)
         self._noise = PositionNoise(params.seed, purpose=DRAFT)
         self._vocab_size = vocab_size
+        self._known = known
         self._started = False
 
     def propose(self, committed: Sequence[int], budget: Budget) -> Proposal:
@@ -203,15 +216,16 @@ class DraftProposer:
         """Return the draft's logits [1 + T, V] after the anchor and the nodes so far."""
         cache = self._runner.cache
         prefix = cache.lengths[0]
-        known = self._runner.adapter.vocab_size
-        # A token that the draft lacks, of the padding, stands for nothing; any other will do.
-        pending = tuple(min(token, known - 1) for token in committed[prefix:])
+        # A token that the draft lacks stands for nothing; any other will do.
+        last = self._runner.adapter.vocab_size - 1
+        pending = tuple(min(token, last) for token in committed[prefix:])
         (logits,) = self._runner.run([StepPlan(prefix, pending, tree)])
         # All but the anchor is kept: the next level's pass starts from it again.
         cache.commit([range(len(committed) - 1 - cache.lengths[0])])
-        size = self._vocab_size - logits.shape[-1]
-        # Rows that pad one of the two vocabularies stand for no token.
-        return torch.nn.functional.pad(logits, (0, size), value=float("-inf")) if size else logits
+        if self._known == self._vocab_size == logits.shape[-1]:
+            return logits
+        others = self._vocab_size - self._known
+        return torch.nn.functional.pad(logits[:, : self._known], (0, others), value=float("-inf"))
 
     def _children(
         self, logits: Tensor, position: int, width: int
@@ -227,7 +241,7 @@ class DraftProposer:
             return list(self._drawn(logits, position, width))
         if self._drafts == "coupled":
             logits = self._sampler.scores(logits[None], [position])[0]
-        best: list[int] = logits.topk(min(width, len(logits))).indices.tolist()
+        best: list[int] = logits.topk(min(width, self._known)).indices.tolist()
         return [(token, None) for token in best]
 
     def _drawn(self, logits: Tensor, position: int, width: int) -> Iterator[tuple[int, Tensor]]:
@@ -241,20 +255,40 @@ class DraftProposer:
             q[token] = 0
 
 
-def _difference(
+def _shared(
     draft: ModelAdapter, draft_tokenizer: Any, target: ModelAdapter, tokenizer: Any
-) -> str | None:
-    """Return why the vocabularies differ; None if they are one."""
+) -> tuple[int, str | None]:
+    """Return how many tokens, from the first, the two models share; and why they do not fit.
+
+    A draft that was handed over as a loaded model comes without a tokenizer: it fits if it has
+    logits for all tokens of the target's.
+    """
+    both = min(draft.vocab_size, target.vocab_size)
+    ours, theirs = _tokens(tokenizer), _tokens(draft_tokenizer)
+    if ours is not None and theirs is not None:
+        common = ours.keys() & theirs.keys()
+        if not common or any(ours[token] != theirs[token] for token in common):
+            return 0, "its tokenizer has another vocabulary"
+        return min(both, 1 + max(common)), None
     if draft_tokenizer is not None and tokenizer is not None:
-        if hasattr(draft_tokenizer, "get_vocab") and hasattr(tokenizer, "get_vocab"):
-            if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
-                return "its tokenizer has another vocabulary"
-            return None  # the numbers of logits may differ by padding
         if type(draft_tokenizer) is not type(tokenizer):
-            return "its tokenizer is of another kind"
+            return 0, "its tokenizer is of another kind"
+    elif ours:
+        known = 1 + max(ours)
+        if known <= both:
+            return known, None
+        if draft.vocab_size != target.vocab_size:
+            return 0, f"it has {draft.vocab_size} tokens and the model's tokenizer {known}"
     if draft.vocab_size != target.vocab_size:
-        return f"it has {draft.vocab_size} tokens and the model {target.vocab_size}"
-    return None
+        return 0, f"it has {draft.vocab_size} tokens and the model {target.vocab_size}"
+    return both, None
+
+
+def _tokens(tokenizer: Any) -> dict[int, str] | None:
+    """Return the text of each token; None if there is no tokenizer, or it does not say."""
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    return {token: text for text, token in tokenizer.get_vocab().items()}
 
 
 def _name(model: Any) -> str:

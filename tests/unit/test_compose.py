@@ -116,6 +116,10 @@ def test_the_last_model_counts(default: RunConfig) -> None:
     assert compose_config(["model=/a/b", "model=smollm2-135m"]).model == default.model
     assert compose_config(["model=smollm2-135m", "model=/a/b"]).model == ModelConfig(path="/a/b")
     assert compose_config(["model=/a/b", "model.path=/c"]).model == ModelConfig(path="/c")
+    assert compose_config(["model=x.gguf"]).model == ModelConfig(path="x.gguf")
+    trusted = ModelConfig(path="/a/b", revision="1e5", trust_remote_code=True)
+    words = ["model=/a/b", "model.revision=1e5", "model.trust_remote_code=true"]
+    assert compose_config(words).model == trusted
 
 
 def test_a_path_is_text_however_it_is_given() -> None:

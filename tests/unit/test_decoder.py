@@ -126,11 +126,13 @@ def test_text_needs_a_tokenizer_and_messages_a_template() -> None:
 
 
 def test_the_result_says_how_it_went(decoder: Decoder) -> None:
-    result = decoder.generate(random_prompt(10), max_new_tokens=30)
+    prompt = random_prompt(10)
+    result = decoder.generate(prompt, max_new_tokens=30)
     assert isinstance(result, GenerationResult)
     stats = result.stats
     assert len(result.tokens) == stats.tokens == 30
-    assert result.text == decoder.tokenizer.decode(result.tokens)
+    whole = decoder.tokenizer.decode(prompt + result.tokens)
+    assert decoder.tokenizer.decode(prompt) + result.text == whole
     assert stats.tokens_per_step == 30 / stats.steps
     assert stats.rows_per_step == 1 + stats.nodes / stats.steps > 1
     assert 0 < stats.time_to_first_token < stats.seconds

@@ -309,6 +309,54 @@ def test_vocabularies_that_differ_by_padding_fit(sizes: tuple[int, int]) -> None
     assert all(0 <= token < ours for token in decoder.generate(PROMPT, **options).tokens)
 
 
+@pytest.mark.parametrize("drafts", ["greedy", "coupled", "sampled"])
+@pytest.mark.parametrize("sizes", [(14, 11), (11, 14), (14, 14)])
+@pytest.mark.parametrize("own_tokenizer", [True, False])
+def test_a_draft_with_a_padded_vocabulary_fits_loaded_or_by_name_and_guesses_no_padding(
+    drafts: str, sizes: tuple[int, int], own_tokenizer: bool
+) -> None:
+    words = Words(*"abcdefgh")
+    config = DraftModelConfig(model="draft", num_tokens=5, branches=[9, 2], drafts=drafts)
+    shelf = Shelf(ToyAdapter(sizes[1], seed=2), words if own_tokenizer else None)
+    model = ToyAdapter(sizes[0])
+    made = DraftModel(config, shelf).attached(model, words)  # type: ignore[arg-type]
+    for prompt in range(8):
+        proposer = made.new_proposer(SamplingParams(temperature=1.0, seed=prompt))
+        proposal = proposer.propose([prompt, sizes[0] - 1], AMPLE)
+        assert set(proposal.tree.tokens) <= set(range(8))
+        assert len(proposal.tree) > 30
+        if proposal.draft_probs is not None:
+            assert proposal.draft_probs.shape[1] == sizes[0]
+            assert not proposal.draft_probs[:, 8:].any()
+    decoder = Decoder(model, tokenizer=None, strategy=strategy(ToyAdapter(sizes[0])))
+    decoder.strategy = made
+    if drafts != "sampled":
+        expected = plain_decode(ToyAdapter(sizes[0]), PROMPT, max_new_tokens=20)
+        assert decoder.generate(PROMPT, max_new_tokens=20).tokens == expected
+
+
+def test_a_loaded_draft_that_lacks_tokens_is_refused() -> None:
+    shelf = Shelf(ToyAdapter(7))
+    made = DraftModel(DraftModelConfig(model="draft"), shelf)  # type: ignore[arg-type]
+    with pytest.raises(ModelSupportError, match="it has 7 tokens and the model's tokenizer 8"):
+        made.attached(ToyAdapter(14), Words(*"abcdefgh"))
+
+
+def test_a_draft_whose_tokenizer_lacks_some_added_tokens_fits_and_another_does_not() -> None:
+    shelf = Shelf(ToyAdapter(), Words(*"abcdefgh"))
+    made = DraftModel(DraftModelConfig(model="draft"), shelf)  # type: ignore[arg-type]
+    tree = (
+        made.attached(ToyAdapter(), Words(*"abcdefgh", "<tool>"))
+        .new_proposer(SamplingParams())
+        .propose(PROMPT, AMPLE)
+        .tree
+    )
+    assert set(tree.tokens) <= set(range(8))
+    for words in (Words(*"abcdefgi", "<tool>"), Words()):
+        with pytest.raises(ModelSupportError, match="its tokenizer has another vocabulary"):
+            made.attached(ToyAdapter(), words)
+
+
 def test_a_strategy_that_is_not_attached_says_so() -> None:
     with pytest.raises(GenerationError, match="has to be attached"):
         strategy(ToyAdapter()).new_proposer(SamplingParams())

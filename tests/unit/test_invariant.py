@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,13 +14,16 @@ from decodekit import Decoder
 from decodekit.backends.invariant import InvariantBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import BackendError
+from decodekit.execution.batch_invariance import CallSizes
 from decodekit.execution.packed import PackedLinear, can_pack
 from decodekit.factory import build_backend
 from decodekit.interfaces import AttentionBackend
+from decodekit.invariance import invariance_obstacle
 from decodekit.mask import TreeMask
 from decodekit.plan import StepPlan
 from decodekit.tree import TokenTree
 from tests.attention import attend, random_states
+from tests.native import native_model, needs_compiler
 from tests.property.strategies import trees
 from tests.test_lossless import STRATEGIES
 from tests.tiny import own_model, random_prompt
@@ -124,15 +129,60 @@ def test_a_row_of_a_packed_layer_has_the_same_bits_alone(
 ) -> None:
     if not can_pack(dtype):
         pytest.skip(f"{dtype} cannot be packed here")
-    torch.manual_seed(0)
-    layer = PackedLinear(nn.Linear(width, 96, bias=bias, dtype=dtype))
-    states = torch.randn(1, 70, width).to(dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = PackedLinear(nn.Linear(width, 96, bias=bias, dtype=dtype))
+        states = torch.randn(1, 200, width).to(dtype)
+    if not layer.call_sizes.invariant:  # then it has to be said
+        reason = invariance_obstacle(Adapter(nn.Sequential(layer)), "packed")
+        assert reason == "this processor's kernels for its 0 give no number of rows the same bits"
+        return
     together = layer(states)
-    for rows in (1, 2, 3, 13, 64):
+    for rows in (1, 2, 3, 13, 33, 36, 37, 64, 129):
         for start in (0, 5):
             some = layer(states[:, start : start + rows])
             assert torch.equal(some, together[:, start : start + rows]), rows
     assert layer(states[0, 0]).shape == (96,)
+    assert layer(states[:, :0]).shape == (1, 0, 96)
+
+
+class Adapter:
+    """As much of an adapter as has to be known."""
+
+    def __init__(self, model: Any, backend: str = "auto", dtype: torch.dtype | None = None) -> None:
+        self.model = model
+        model.dtype = dtype or torch.bfloat16
+        self.backend = build_backend(backend)
+
+
+def told(**settings: Any) -> str | None:
+    dtype = settings.pop("dtype", torch.float32)
+    return Decoder.from_model(own_model(dtype=dtype), **settings).invariance_obstacle
+
+
+def test_what_can_be_promised_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told() == "its model.layers.0.self_attn.q_proj is not packed"
+    if can_pack(torch.float32):
+        sdpa = "attention by sdpa, which backend=auto takes in this dtype, adds up by the number of"
+        assert told(execution="packed") == f"{sdpa} rows"
+        assert told(execution="packed", backend="invariant") is None
+        assert told(execution="packed", backend="invariant", adapter="hf") is None
+        hopeless = CallSizes((4,), invariant=False)
+        monkeypatch.setattr(PackedLinear, "call_sizes", property(lambda _: hopeless))
+        reason = told(execution="packed", backend="invariant")
+        assert reason is not None
+        assert reason.endswith(
+            "for its model.layers.0.self_attn.q_proj give no number of rows the same bits"
+        )
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_native_execution_promises_the_same_bits_anywhere(dtype: torch.dtype) -> None:
+    decoder = Decoder.from_model(native_model(dtype=dtype), execution="native")
+    assert decoder.invariance_obstacle is None
+    decoder.adapter.model.double()
+    assert (decoder.invariance_obstacle or "").startswith("the model was changed, and now it has")
 
 
 @pytest.mark.parametrize("adapter", ["llama", "hf"])

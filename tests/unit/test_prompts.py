@@ -40,7 +40,7 @@ class Plain(Letters):
 
 
 def encode(prompt: Any, *, tokenizer: Any = None, chat: bool = False) -> list[int]:
-    return encode_prompt(prompt, tokenizer, chat=chat, vocab_size=V)
+    return encode_prompt(prompt, tokenizer, chat=chat, vocab_size=V).tokens
 
 
 def test_text_is_tokenized_with_its_special_tokens() -> None:

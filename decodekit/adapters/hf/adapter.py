@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -11,10 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from decodekit.adapters.hf.arguments import ForwardArguments
 from decodekit.adapters.hf.attention import (
     NoStepError,
     StepAttention,
     attention_of,
+    lock_of,
     windows_of_masks,
 )
 from decodekit.adapters.hf.cache import HFCache
@@ -29,8 +30,10 @@ from decodekit.adapters.hf.support import (
 from decodekit.errors import DecodekitError, GenerationError, ModelSupportError, shortened
 from decodekit.interfaces import AttentionBackend, KVCache
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
-from decodekit.model_facts import eos_token_ids_of, max_positions_of
+from decodekit.model_facts import eos_token_ids_of, input_device_of, max_positions_of
+from decodekit.plain_forward import takes
 from decodekit.plan import StepPlan, check_prefixes, padded_rows
+from decodekit.snapshot import Snapshot
 
 __all__ = ["HFAdapter"]
 
@@ -39,6 +42,9 @@ _CHUNK = 512  # rows of a pass that computes keys anew
 
 class HFAdapter:
     """Runs steps on a loaded model; the model itself is left as it was.
+
+    A model that is changed later (cast, moved, hooked, put into training mode, another
+    configuration) is looked at again when the next text begins, and refused then if need be.
 
     Args:
         model: A decoder-only model with a language-modelling head, in evaluation mode.
@@ -52,16 +58,39 @@ class HFAdapter:
     name = "hf"
 
     def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
-        check_support(model)
         self.model = model
         self.backend = backend
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._long_rope = LongRope.of(model)
-        self._own_kernel = False
-        self._own_kernel = not self._can_replace_attention()
-        if self._own_kernel:
-            check_agreement(self, NO_INTERFACE)
+        self._snapshot: Snapshot | None = None
+        self._checking = False
+        self._follow()
+
+    def _follow(self) -> Snapshot | None:
+        """Look at the model again if it was changed; return what it is now.
+
+        Raises:
+            ModelSupportError: It cannot be decoded as it is now.
+        """
+        with lock_of(self.model):
+            unchanged = self._snapshot is not None and self._snapshot.is_of(self.model)
+            if not (unchanged or self._checking):
+                self._checking, self._snapshot = True, None
+                try:
+                    self._check()
+                finally:
+                    self._checking = False
+                self._snapshot = Snapshot(self.model)
+            return self._snapshot
+
+    def _check(self) -> None:
+        check_support(self.model)
+        self._arguments = ForwardArguments(self.model)
+        self._long_rope = LongRope.of(self.model)
+        self._own_kernel, doubt = False, None
+        try:
+            doubt = self._doubt_of_our_attention()
+        except _OwnKernel:
+            self._own_kernel, doubt = True, NO_INTERFACE
+        check_agreement(self, doubt)
 
     @property
     def vocab_size(self) -> int:
@@ -72,6 +101,11 @@ class HFAdapter:
     def max_positions(self) -> int | None:
         """Positions that the model was made for, or None if its configuration names no limit."""
         return max_positions_of(self.model)
+
+    @property
+    def keeps_attention(self) -> bool:
+        """Whether the model attends by its own kernel and not by the backend."""
+        return self._own_kernel
 
     def horizon(self, length: int) -> int | None:
         """Return the positions that a pass may use; see ``HasHorizon.horizon``.
@@ -90,7 +124,7 @@ class HFAdapter:
     @property
     def device(self) -> torch.device:
         """Where token ids go in."""
-        return self.model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
+        return input_device_of(self.model)
 
     def new_cache(self, *, batch: int, capacity: int) -> HFCache:
         """Return an empty cache for ``batch`` sequences of at most ``capacity`` rows each."""
@@ -104,6 +138,9 @@ class HFAdapter:
         if not isinstance(cache, HFCache):
             raise GenerationError(f"the 'hf' adapter cannot use a {type(cache).__name__}")
         check_prefixes(plans, cache.lengths)
+        # Between two tokens nobody changes a model, and comparing takes some of a millisecond.
+        if any(plan.prefix == 0 for plan in plans):
+            cache.suit(self._follow(), layers=int(self.model.config.num_hidden_layers))
         return self._run(plans, cache, self._long_texts(plans, cache))
 
     def _run(self, plans: Sequence[StepPlan], cache: HFCache, long: Sequence[bool]) -> list[Tensor]:
@@ -118,28 +155,25 @@ class HFAdapter:
         # The head runs on the rows after which a token is needed: the anchor's and the nodes'.
         wanted = sorted({row for plan in plans for row in range(plan.anchor_row, plan.rows)})
         place = {row: index for index, row in enumerate(wanted)}
-        tail = wanted == list(range(rows - len(wanted), rows))
-        inputs: dict[str, Any] = {
-            "input_ids": torch.tensor(tokens, device=device),
-            "position_ids": torch.tensor(positions, device=device),
-            "logits_to_keep": len(wanted) if tail else torch.tensor(wanted, device=device),
-            "use_cache": True,
-            self._cache_argument: cache,
-        }
+        inputs = self._arguments.of(
+            torch.tensor(tokens, device=device),
+            torch.tensor(positions, device=device),
+            cache=cache,
+            wanted=wanted,
+        )
         with self._long_rope.of_lengths(long) if self._long_rope else nullcontext():
-            logits = self._logits(inputs, masks)
+            logits = self._arguments.kept(self._outputs(inputs, masks), rows=rows, wanted=wanted)
         # The rows of one sequence follow each other in what was kept.
         return [
             logits[index, place[plan.anchor_row] : place[plan.rows - 1] + 1]
             for index, plan in enumerate(plans)
         ]
 
-    def _logits(self, inputs: dict[str, Any], masks: list[TreeMask]) -> Tensor:
+    def _outputs(self, inputs: dict[str, Any], masks: list[TreeMask]) -> Any:
         if self._own_kernel:
             visible = pad_masks(masks, device=self.device)[:, None]
             mask = bool_to_additive(visible, self.model.dtype)
-            logits: Tensor = self.model(**inputs, attention_mask=mask).logits
-            return logits
+            return self.model(**inputs, attention_mask=mask)
         return self._with_our_attention(inputs, StepAttention(self.backend, masks))
 
     def _long_texts(self, plans: Sequence[StepPlan], cache: HFCache) -> list[bool]:
@@ -169,19 +203,21 @@ class HFAdapter:
             copy.commit([range(len(chunk))])
         return copy
 
-    def _with_our_attention(self, inputs: dict[str, Any], step: StepAttention) -> Tensor:
+    def _with_our_attention(self, inputs: dict[str, Any], step: StepAttention) -> Any:
+        handed = {"decodekit_step": step} if self._arguments.takes_more else {}
         with attention_of(self.model):
-            logits: Tensor = self.model(
-                **inputs, attention_mask=step.carrier(self.device), decodekit_step=step
-            ).logits
-        return logits
+            return self.model(**inputs, attention_mask=step.carrier(self.device), **handed)
 
     @torch.inference_mode()
-    def _can_replace_attention(self) -> bool:
-        """Run two tokens through all layers; return whether each of them called our attention.
+    def _doubt_of_our_attention(self) -> str | None:
+        """Run two tokens through all layers; return what is not certain of it.
 
         What a backend refuses, it refuses here, not in mid-text. Two, since a layer that adds
         something to its mask could add it for one row to an empty one.
+
+        Raises:
+            _OwnKernel: No layer called our attention.
+            ModelSupportError: Only some did, or they fail with it.
         """
         cache = self.new_cache(batch=1, capacity=2)
         plan = StepPlan(prefix=0, pending=(0, 0))
@@ -189,29 +225,40 @@ class HFAdapter:
         step = StepAttention(self.backend, [plan.mask()])
         tokens = torch.tensor([plan.tokens], device=self.device)
         positions = torch.tensor([plan.positions], device=self.device)
-        inputs = {"input_ids": tokens, "position_ids": positions, self._cache_argument: cache}
         layers = int(self.model.config.num_hidden_layers)
-        few = f"only {step.layers} of its {layers} layers attend as others do"
         try:
+            inputs = self._arguments.of(tokens, positions, cache=cache, wanted=[1])
             self._with_our_attention(inputs, step)
-        except NoStepError:  # the model keeps to itself what it was given
+        except NoStepError as error:  # the model keeps to itself what it was given
             if step.layers:
-                refuse(self.model, few)
-            return False
+                refuse(self.model, _few(step, layers))
+            raise _OwnKernel from error
         except DecodekitError:
             raise
         except Exception as error:
             try:
-                self.model(input_ids=tokens, use_cache=False)
+                plain = {"use_cache": False} if takes(self.model, "use_cache") else {}
+                self.model(input_ids=tokens, **plain)
             except Exception as own:
                 reason = f"the model itself fails on two tokens: {shortened(own)}"
                 raise ModelSupportError(reason, reason=reason) from own
             if step.layers:
                 refuse(self.model, f"it fails with our attention: {shortened(error)}")
-            return False  # what it did with the empty mask failed, as it must
-        if 0 < step.layers < layers:
-            refuse(self.model, few)
-        if step.layers > layers:  # in loops, which may take keys of other loops from the cache
-            check_agreement(self, "its layers run more than once in a pass")
-        check_windows(self.model, windows_of_masks(self.model, step, tokens))
-        return step.layers > 0
+            raise _OwnKernel from error  # what it did with the empty mask failed, as it must
+        if not step.layers:
+            raise _OwnKernel
+        if step.layers < layers:
+            refuse(self.model, _few(step, layers))
+        # In loops, which may take keys of other loops from the cache.
+        doubt = "its layers run more than once in a pass" if step.layers > layers else None
+        self._windows = windows_of_masks(self.model, step, tokens)
+        check_windows(self.model, self._windows, limit=self.max_positions)
+        return doubt
+
+
+class _OwnKernel(Exception):  # noqa: N818  # no mistake of anybody
+    """The model attends by itself."""
+
+
+def _few(step: StepAttention, layers: int) -> str:
+    return f"only {step.layers} of its {layers} layers attend as others do"

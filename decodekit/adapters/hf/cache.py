@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from decodekit.errors import GenerationError
 from decodekit.row_storage import RowStorage
 
 __all__ = ["HFCache"]
@@ -57,6 +58,13 @@ class _Storage(RowStorage):
         self._kinds[kind].append(slab)
         return slab[layer]
 
+    def let_go(self, *, layers: int) -> None:
+        """Forget all memory; the next pass takes some for so many layers."""
+        self.layers = layers
+        self.slabs.clear()
+        for slabs in self._kinds.values():
+            slabs.clear()
+
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
     """One layer's view of the slabs, in the form that ``transformers`` models call."""
@@ -84,10 +92,20 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        elif self._is_of_another(key_states):
+            if any(self._storage.lengths):
+                raise GenerationError(
+                    "the model was cast or moved in the middle of a text; start the text anew"
+                )
+            self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
         keys = self._storage.write(self.keys, key_states)
         return keys, self._storage.write(self.values, value_states)
+
+    def _is_of_another(self, states: Tensor) -> bool:
+        assert self.keys is not None
+        return (self.keys.dtype, self.keys.device) != (states.dtype, states.device)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys that a pass of ``query_length`` rows sees, and their offset."""
@@ -128,6 +146,7 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         storage = _Storage(layers=layers, batch=batch, capacity=capacity, key_rows=key_rows)
         super().__init__(layers=[_Layer(storage, index) for index in range(layers)])
         self._storage = storage
+        self._made_for: object = None
         self._forget()
 
     def _forget(self) -> None:
@@ -144,6 +163,18 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
     def lengths(self) -> tuple[int, ...]:
         """Committed rows of each sequence, length B."""
         return tuple(self._storage.lengths)
+
+    def suit(self, model: object, *, layers: int) -> None:
+        """Follow a model that was changed between two texts; memory is taken anew.
+
+        Args:
+            model: What it is now, the same object as long as it stays what it is.
+            layers: L.
+        """
+        if model is not self._made_for and not any(self.lengths):
+            self._storage.let_go(layers=layers)
+            self.layers = [_Layer(self._storage, index) for index in range(layers)]
+            self._made_for = model
 
     def begin(self, rows: Sequence[int]) -> None:
         """Make ready for a pass that writes so many rows behind each sequence.

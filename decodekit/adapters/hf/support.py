@@ -9,18 +9,20 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from decodekit.adapters.hf.longrope import LongRope
-from decodekit.errors import ModelSupportError, shortened
+from decodekit.agreement import agrees
+from decodekit.errors import DecodekitError, ModelSupportError, shortened
 from decodekit.interfaces import ModelAdapter
-from decodekit.model_facts import max_positions_of
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT, TokenTree
+from decodekit.model_code import foreign_attention
+from decodekit.model_facts import input_device_of, is_in_training
+from decodekit.plain_forward import declares
 
 __all__ = ["NO_INTERFACE", "check_agreement", "check_support", "check_windows", "refuse"]
 
 NO_INTERFACE = "its attention cannot be replaced from outside (transformers' attention interface)"
 """Why a model has to run its own kernel."""
 
-_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # else 0.1, relative to the largest logit
+_GIVEN = ("position_ids", "attention_mask")
+"""What a forward that does not name it may ignore."""
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 
@@ -39,17 +41,22 @@ def check_support(model: PreTrainedModel) -> None:
         refuse(model, reason)
 
 
-def check_windows(model: PreTrainedModel, windows: Iterable[tuple[int | None, int | None]]) -> None:
+def check_windows(
+    model: PreTrainedModel,
+    windows: Iterable[tuple[int | None, int | None]],
+    *,
+    limit: int | None,
+) -> None:
     """Check that layers tell attention of the windows that are in their masks, which we replace.
 
     Args:
         model: The model.
         windows: Of each mask, and what the layer that got it says; None, 0 or a length.
+        limit: Positions that a text may have; None for any number.
 
     Raises:
         ModelSupportError: They differ.
     """
-    limit = max_positions_of(model)
     for of_mask, told in windows:
         binding = [w if w and (limit is None or w < limit) else None for w in (of_mask, told)]
         if binding[0] != binding[1]:
@@ -75,8 +82,10 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "it is a model of several modalities"
     if not model.can_generate():
         return "it has no language-modelling head"
-    if model.training:
+    if is_in_training(model):
         return "it is in training mode, where dropout changes its output; call model.eval()"
+    if input_device_of(model).type == "meta":
+        return "its weights are on the meta device, so there are none"
     if getattr(model, "_is_stateful", False):
         return "it keeps a recurrent state that cannot be rolled back"
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -105,7 +114,7 @@ def _obstacle(model: PreTrainedModel) -> str | None:
             "its dynamically quantised layers take one scale for all rows of a pass, so guesses "
             "would change it; quantise the weights only"
         )
-    return None
+    return foreign_attention(model)
 
 
 def _scales_rows_together(module: torch.nn.Module) -> bool:
@@ -116,46 +125,33 @@ def _scales_rows_together(module: torch.nn.Module) -> bool:
     return dynamic and getattr(packed, "dtype", None) == torch.qint8
 
 
-def check_agreement(adapter: ModelAdapter, reason: str) -> None:
-    """Check that a model of which that is not certain gives a tree's rows what their paths get.
-
-    A few tokens are run as a tree and, each path alone, as the model runs them itself.
+def check_agreement(adapter: ModelAdapter, reason: str | None) -> None:
+    """Check that a model gives a tree's rows what it gives their paths itself.
 
     Args:
         adapter: Of the model.
-        reason: Why it is not certain; what a refusal says first.
+        reason: Why there is doubt, what a refusal says first; None if there is none in particular.
 
     Raises:
         ModelSupportError: It gives something else, or nothing at all.
     """
     model: PreTrainedModel = adapter.model  # type: ignore[attr-defined]
-    if reason != NO_INTERFACE or getattr(model.config, "sliding_window", None) is None:
-        try:
-            if _agrees_on_a_tree(adapter, model):
-                return
-            reason += ", and with a tree's mask it gives other results than without"
-        except Exception as error:  # whatever it does with a mask that it did not make
-            reason += f", and with a tree's mask it fails: {shortened(error)}"
-    refuse(model, reason)
-
-
-@torch.inference_mode()
-def _agrees_on_a_tree(adapter: ModelAdapter, model: PreTrainedModel) -> bool:
-    size = adapter.vocab_size
-    prompt = tuple(token % size for token in (5, 3, 8, 2, 7))
-    tree = TokenTree(tuple(token % size for token in (1, 9, 4, 6)), (ROOT, ROOT, 0, 1))
-    cache = adapter.new_cache(batch=1, capacity=len(prompt) + len(tree))
-    adapter.forward([StepPlan(0, prompt[:3])], cache)
-    cache.commit([range(3)])
-    (rows,) = adapter.forward([StepPlan(3, prompt[3:], tree)], cache)
-    device = model.get_input_embeddings().weight.device
-    for node in range(ROOT, len(tree)):
-        ids = torch.tensor([[*prompt, *tree.path_tokens(node)]], device=device)
-        alone = model(input_ids=ids, use_cache=False).logits[0, -1].float()
-        apart = (rows[node + 1].float() - alone).abs().max()
-        if not apart <= _CLOSE.get(model.dtype, 0.1) * (1 + alone.abs().max()):
-            return False
-    return True
+    if reason == NO_INTERFACE and getattr(model.config, "sliding_window", None) is not None:
+        refuse(model, reason)
+    try:
+        if agrees(adapter, model):
+            return
+        what = "with a tree's mask it gives other results than without"
+    except (ModelSupportError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever it does with a mask that it did not make
+        if reason is None and isinstance(error, DecodekitError):
+            raise
+        what = f"with a tree's mask it fails: {shortened(error)}"
+    ignored = [name for name in _GIVEN if not declares(model, name)]
+    if ignored:
+        what += f" (its forward does not name {' and '.join(ignored)})"
+    refuse(model, what if reason is None else f"{reason}, and {what}")
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:

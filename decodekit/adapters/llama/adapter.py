@@ -15,7 +15,7 @@ from decodekit.adapters.llama.forward import LeanForward, cache_shape
 from decodekit.adapters.llama.layer import between_attentions
 from decodekit.adapters.llama.native import NativeForward, native_obstacle
 from decodekit.adapters.llama.static import run_recorded
-from decodekit.adapters.llama.support import check_support
+from decodekit.adapters.llama.support import check_agreement, check_support
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.execution.compiled import CompiledRows
 from decodekit.execution.fused import layers_lock
@@ -62,8 +62,8 @@ class LlamaAdapter:
         self._library: NativeLibrary | None = None
         self._compiled: CompiledRows | None = None
         self._capture: Capture | None = None
-        # One token through all layers: what a backend refuses, it refuses now, not in mid-text.
-        self.forward([StepPlan(prefix=0, pending=(0,))], self.new_cache(batch=1, capacity=1))
+        # What a backend refuses, it refuses now too, not in mid-text.
+        check_agreement(self, model)
         # Whoever packs the model next must not find its weights held here.
         self._passes = None
 

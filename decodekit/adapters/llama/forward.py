@@ -25,10 +25,10 @@ from decodekit.adapters.llama.layer import (
     out_of_attention,
 )
 from decodekit.adapters.llama.rope import RotaryTable
-from decodekit.adapters.llama.snapshot import Snapshot
+from decodekit.snapshot import Snapshot
 from decodekit.adapters.llama.weights import LayerWeights, layer_weights, project, projection
 from decodekit.execution.compiled import CompiledRows
-from decodekit.execution.packed_operator import FEWEST_ROWS
+from decodekit.execution.packed_operator import call_sizes
 from decodekit.interfaces import AttentionBackend
 
 __all__ = ["Attend", "LeanForward", "cache_shape"]
@@ -63,8 +63,6 @@ class LeanForward:
             layer_weights(layer, window=_window(model.config, layer.self_attn))
             for layer in core.layers[: model.config.num_hidden_layers]
         ]
-        # Packed layers fill few rows up: here it is done once for all of them.
-        self._fewest = FEWEST_ROWS if self.layers[0].qkv[0].packed else 0
         self.norm = core.norm.weight.detach()
         self.epsilon = float(core.norm.variance_epsilon)
         self.head = projection(model.lm_head)
@@ -154,7 +152,7 @@ class LeanForward:
         hidden = embedding(tokens, self.embedding)
         turned, value = into_attention(layers[0], hidden, cos, sin, epsilon)
         count = len(hidden)
-        padding, step = max(0, self._fewest - count), between_attentions
+        padding, step = self._rows_to_fill_up(count), between_attentions
         if between is not None:
             padding, step = between.for_rows(count)
         pads = padding > 0 or between is not None
@@ -169,6 +167,13 @@ class LeanForward:
             hidden, turned, value = step(layer, following, hidden, output, cos, sin, epsilon)
         output = attend(len(layers) - 1, layers[-1], turned[:count], value[:count])
         return out_of_attention(layers[-1], hidden[:count], output, epsilon)
+
+    def _rows_to_fill_up(self, rows: int) -> int:
+        """Return how many rows packed layers add: done here, it is done once for most of them."""
+        first = self.layers[0].qkv[0]
+        if not first.packed:
+            return 0
+        return sum(call_sizes(first.weight, first.bias, rows=rows).calls(rows)) - rows
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return project(self.head, normed(hidden, self.norm, self.epsilon))

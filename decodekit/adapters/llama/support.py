@@ -7,7 +7,7 @@ replaced method.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -19,10 +19,14 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from decodekit.agreement import agrees
 from decodekit.errors import ModelSupportError
 from decodekit.execution.packed import PackedLinear, PackedRows
+from decodekit.interfaces import ModelAdapter
+from decodekit.model_code import files_of, foreign_attention, foreign_function, foreign_part
+from decodekit.model_facts import is_in_training
 
-__all__ = ["check_support", "obstacle"]
+__all__ = ["check_agreement", "check_support", "obstacle"]
 
 _MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 
@@ -44,11 +48,25 @@ def check_support(model: PreTrainedModel) -> None:
     """
     reason = obstacle(model)
     if reason is not None:
-        raise ModelSupportError(
-            f"{type(model).__name__} cannot be decoded by the 'llama' adapter: {reason} "
-            "(adapter=auto takes another where this one does not fit)",
-            reason=reason,
-        )
+        _refuse(model, reason)
+
+
+def check_agreement(adapter: ModelAdapter, model: PreTrainedModel) -> None:
+    """Check on a few tokens that ``adapter`` does compute what ``model`` computes.
+
+    Raises:
+        ModelSupportError: It does not: something was changed that is not known here.
+    """
+    if not agrees(adapter, model):
+        _refuse(model, "its own forward pass gives other results, for a reason that is not known")
+
+
+def _refuse(model: PreTrainedModel, reason: str) -> NoReturn:
+    raise ModelSupportError(
+        f"{type(model).__name__} cannot be decoded by the 'llama' adapter: {reason} "
+        "(adapter=auto takes another where this one does not fit)",
+        reason=reason,
+    )
 
 
 def obstacle(model: PreTrainedModel) -> str | None:
@@ -76,6 +94,8 @@ def obstacle(model: PreTrainedModel) -> str | None:
         )
         if reason is not None:
             return reason
+    if is_in_training(model):
+        return "a part of it is in training mode, where dropout changes it; call model.eval()"
     heads = {(each.self_attn.head_dim, each.self_attn.k_proj.out_features) for each in layers}
     if len(heads) != 1:
         return "its layers have several sizes of heads or numbers of kv heads"
@@ -83,6 +103,11 @@ def obstacle(model: PreTrainedModel) -> str | None:
         return "its RoPE turns only a part of each head"
     if model.model.embed_tokens.max_norm is not None:
         return "its embedding shortens long vectors (max_norm)"
+    reason = foreign_attention(model)
+    for file in files_of(model):
+        reason = reason or foreign_function(file)
+    if reason is not None:
+        return reason
     return _weights_obstacle(model) or _sharing(model)
 
 
@@ -93,7 +118,11 @@ def _change(name: str, module: Any, *, source: str, epsilon: float) -> str | Non
     if not (kind.__module__ == source or kind in _PLAIN or activation):
         return f"its {name} is a {kind.__name__} (quantised, adapted or patched)"
     defined = getattr(kind.forward, "__module__", None)
-    patched = not activation and kind is not nn.ModuleList and defined != kind.__module__
+    patched = (
+        not activation
+        and kind is not nn.ModuleList
+        and (defined != kind.__module__ or foreign_part(kind.forward) is not None)
+    )
     if "forward" in vars(module) or patched:
         return f"the forward of its {name} was replaced (offloaded or patched)"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]

@@ -12,7 +12,7 @@ from torch import nn
 
 from decodekit import Decoder
 from decodekit.adapters.llama import LlamaAdapter
-from decodekit.adapters.llama.snapshot import Snapshot
+from decodekit.snapshot import Snapshot
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import GenerationError, ModelSupportError
 from decodekit.execution.packed import can_pack

@@ -18,7 +18,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     """The repos that were asked for, with their revision; each is "found" at /hub."""
     repos: list[tuple[str, str | None]] = []
 
-    def fetch(repo: str, *, name: str, revision: str | None, log: object) -> Path:
+    def fetch(
+        repo: str, *, name: str, revision: str | None, trust_remote_code: bool, log: object
+    ) -> Path:
         repos.append((repo, revision))
         return Path("/hub")
 
@@ -53,7 +55,26 @@ def test_a_directory_that_lacks_something(tiny_llama: Path) -> None:
 def test_a_path_that_is_no_directory(tiny_llama: Path) -> None:
     assert "does not exist" in failure(path=str(tiny_llama / "none"))
     assert "does not exist" in failure(path="./owner/name")
-    assert "is a file: give its directory" in failure(path=str(tiny_llama / "config.json"))
+    assert "is no .gguf file: give its" in failure(path=str(tiny_llama / "config.json"))
+
+
+def test_a_gguf_file_by_its_path(tmp_path: Path, asked: list[tuple[str, str | None]]) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert resolve_checkpoint(name="tiny", path=str(tmp_path / "b.gguf")) == tmp_path / "b.gguf"
+    assert "it has 2, give the path of one (a.gguf)" in failure(path=str(tmp_path))
+    assert asked == []
+
+
+def test_one_file_of_a_split_gguf_is_refused_by_name(tmp_path: Path) -> None:
+    for index in (1, 2, 3):
+        (tmp_path / f"m-0000{index}-of-00003.gguf").write_bytes(b"GGUF")
+    expected = "m-00001-of-00003.gguf is one of 3, which transformers cannot read; join them"
+    assert expected in failure(path=str(tmp_path))
+    assert expected in failure(path=str(tmp_path / "m-00001-of-00003.gguf"))
+    whole = tmp_path / "m-00001-of-00001.gguf"
+    whole.write_bytes(b"GGUF")
+    assert resolve_checkpoint(name="tiny", path=str(whole)) == whole
 
 
 def test_a_path_that_is_a_hub_id(asked: list[tuple[str, str | None]]) -> None:

@@ -32,7 +32,7 @@ def index(directory: Path, name: str, *shards: str) -> None:
         (["config.json"], "weights (model.safetensors, "),
         (["config.json", "consolidated.safetensors"], "weights (model.safetensors, "),
         ([], "config.json and weights (model.safetensors, "),
-        (["x.gguf", "y.gguf"], "a single .gguf file: it has 2, keep one"),
+        (["x.gguf", "y.gguf"], "a single .gguf file: it has 2, give the path of one (x.gguf)"),
     ],
 )
 def test_missing(tmp_path: Path, names: list[str], lacks: str | None) -> None:

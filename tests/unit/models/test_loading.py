@@ -115,6 +115,24 @@ def test_a_directory_with_only_a_gguf(
     assert capfd.readouterr().err == ""
 
 
+def test_a_gguf_file_is_read_by_itself_whatever_lies_beside_it(
+    tiny_llama: Path, tmp_path: Path, write_gguf: Callable[[Path], Path]
+) -> None:
+    expected, _ = load_model(write_gguf(tmp_path / "alone" / "tiny.gguf").parent)
+    write_gguf(tiny_llama / "other.gguf")
+    model, tokenizer = load_model(write_gguf(tiny_llama / "tiny.gguf"))
+    assert model.dtype == torch.float32
+    # The other model's tokenizer has no merges.
+    assert tokenizer.convert_ids_to_tokens(tokenizer("hello").input_ids)[0] == "he"
+    rows = torch.arange(5)[None]
+    assert torch.equal(model(rows).logits, expected(rows).logits)
+
+
+def test_a_broken_gguf_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGML")
+    assert "tiny.gguf: tiny.gguf is not a GGUF file" in failure(tmp_path / "tiny.gguf")
+
+
 def test_bin_weights(tiny_llama: Path) -> None:
     expected, _ = load_model(tiny_llama)
     weights = {name: value.clone() for name, value in expected.state_dict().items()}
@@ -160,8 +178,16 @@ def test_weights_that_do_not_fill_the_model(tiny_llama: Path) -> None:
 
 
 def test_weights_of_another_shape(tiny_llama: Path) -> None:
-    edit_config(tiny_llama, hidden_size=32)
-    assert "its weights have other shapes than its config.json says" in failure(tiny_llama)
+    edit_config(tiny_llama, intermediate_size=48)
+    assert failure(tiny_llama) == (
+        f"{tiny_llama}: model.layers.0.mlp.down_proj.weight has the shape [16, 32] in the weights "
+        "and [16, 48] by its config.json, and 5 more tensors differ"
+    )
+    edit_config(tiny_llama, intermediate_size=32, vocab_size=33)
+    assert failure(tiny_llama).endswith(
+        "lm_head.weight has the shape [32, 16] in the weights and [33, 16] by its config.json, "
+        "and 1 more tensors differ"
+    )
 
 
 def test_a_bad_value_in_the_config(tiny_llama: Path) -> None:
