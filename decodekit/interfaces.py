@@ -29,6 +29,7 @@ __all__ = [
     "Compilation",
     "HasExecution",
     "HasHorizon",
+    "HasRepeat",
     "KVCache",
     "MaskBuilder",
     "ModelAdapter",
@@ -413,6 +414,19 @@ class KVCache(Protocol):
 
     def reset(self) -> None:
         """Forget every row; all sequences are there again, and the memory stays."""
+        ...
+
+
+@runtime_checkable
+class HasRepeat(Protocol):
+    """A cache that can copy sequences, so that what several begin with is run once."""
+
+    def repeat(self, sequences: Sequence[int]) -> None:
+        """Go on with copies: sequence ``i`` has the committed rows of ``sequences[i]`` of today.
+
+        Args:
+            sequences: At most as many as the cache was made for; ``sequences[i]`` is ``i`` or less.
+        """
         ...
 
 

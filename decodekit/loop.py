@@ -102,10 +102,11 @@ def decode(
         return
     longest = max(len(state.committed) + state.rules.remaining for state in sequences)
     runner.start(batch=len(active), capacity=longest + max_nodes, cancelled=cancelled)
-    step, request = 0, next(_requests)
+    step, request, before = 0, next(_requests), 0.0
     while active and not cancelled():
-        before = runner.forward_seconds
         try:
+            if step == 0:
+                runner.share([turn.state.committed for turn in active])
             for turn, prefix in zip(active, runner.cache.lengths, strict=True):
                 budget = _budget(turn.state, runner, max_nodes)
                 with turn.named():
@@ -137,6 +138,7 @@ def decode(
             for turn in active:
                 with turn.named():
                     turn.learn()
+            before = runner.forward_seconds
         except Cancelled:
             return
         except GenerationError as error:

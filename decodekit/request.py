@@ -21,6 +21,8 @@ from decodekit.foreign import adopt_criteria, adopt_processors
 from decodekit.guidance import json_schema_constraint, regex_constraint
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import SequenceState
+from decodekit.option_names import own_names, with_other_names
+from decodekit.padding import without_padding
 from decodekit.params import SamplingParams
 from decodekit.processors import encode_bad_words, processors_of
 from decodekit.prompts import Prompt, as_token, encode_prompt, uses_template
@@ -34,6 +36,7 @@ __all__ = ["Request", "prepare", "request_of"]
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 
 
+@with_other_names
 @dataclass
 class Request:
     """One prompt and how it is to be continued; what is None is as the decoder has it.
@@ -46,6 +49,10 @@ class Request:
         stop: Strings that end the text; they are not part of it. They may name special tokens.
         stop_token_ids: Token ids, or runs of them, that end the text. They are the last of the
             tokens; their text is not part of the text.
+        eos_token_id: The id, or ids, that end the text in place of the model's own.
+        ignore_eos: Whether the text goes on after an end-of-text token, as after any other.
+        n: How many answers; sample ``i`` is drawn with the seed plus ``i``. ``Decoder.generate``
+            then gives a list of them.
         include_stop_str_in_output: Whether what ends the text, of ``stop`` and ``stop_token_ids``,
             is its end all the same.
         skip_special_tokens: Whether special tokens are left out of the text; by default they are.
@@ -72,6 +79,9 @@ class Request:
     sampling: SamplingParams | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
+    eos_token_id: int | Sequence[int] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logprobs: int | None = None
@@ -100,8 +110,12 @@ def request_of(
         ConfigError: An option is unknown or out of its range.
     """
     request = prompt if isinstance(prompt, Request) else Request(prompt)
-    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(request.prompt, Mapping):
+        request = replace(request, prompt=without_padding(request.prompt))
     known = {field.name for field in fields(Request)} - {"prompt"}
+    given = own_names(
+        {name: value for name, value in options.items() if value is not None}, known | _SAMPLING
+    )
     for name in given:
         if name not in known | _SAMPLING:
             hint = nearest(name, known | _SAMPLING)
@@ -168,8 +182,10 @@ def prepare(
         require_at_least(request.logprobs, 0, key="logprobs")
     _require_truth_value(chat, "chat")
     sequences = _token_runs(request.stop_token_ids, adapter.vocab_size)
-    for name in ("include_stop_str_in_output", "skip_special_tokens"):
+    for name in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"):
         _require_truth_value(getattr(request, name), name)
+    eos = _end_ids(request.eos_token_id, adapter)
+    ends: Set[int] = frozenset() if request.ignore_eos else eos
     text = _new_text(
         request,
         tokenizer,
@@ -186,7 +202,7 @@ def prepare(
                 max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
             ),
             room=None if limit is None else limit - len(prompt),
-            eos_token_ids=adapter.eos_token_ids,
+            eos_token_ids=ends,
             sequences=sequences,
             criteria=adopt_criteria(request.stopping_criteria, prompt=prompt),
             text=text,
@@ -198,7 +214,8 @@ def prepare(
             prompt,
             adapter,
             tokenizer,
-            ends=adapter.eos_token_ids
+            eos=eos,
+            ends=ends
             | {run[0] for run in sequences if len(run) == 1}
             | (set() if text is None else text.stop_tokens),
             in_order=getattr(verifier, "in_order", True),
@@ -235,6 +252,26 @@ def _new_text(
     return None
 
 
+def _end_ids(given: Any, adapter: ModelAdapter) -> frozenset[int]:
+    """Return the tokens that end a text: those of the request, else those of the model."""
+    if given is None:
+        return adapter.eos_token_ids
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    items = plain if isinstance(plain, (list, tuple, set, frozenset)) else [plain]
+    try:
+        ids = frozenset(map(as_token, items))
+    except TypeError:
+        ids = frozenset()
+    if not ids or not all(0 <= token < adapter.vocab_size for token in ids):
+        raise ConfigError(
+            f"eos_token_id must be a token id of the model, or several, not {shortened(given)}; "
+            "ignore_eos=True goes on after each",
+            key="eos_token_id",
+            value=given,
+        )
+    return ids
+
+
 def _token_runs(given: Any, vocab_size: int) -> list[tuple[int, ...]]:
     """Return stop tokens as runs; a number stands for a run of one."""
     if given is None:
@@ -266,6 +303,7 @@ def _shaper(
     adapter: ModelAdapter,
     tokenizer: Any,
     *,
+    eos: Set[int],
     ends: Set[int],
     in_order: bool,
 ) -> Shaper | None:
@@ -288,13 +326,15 @@ def _shaper(
             bad_words=encode_bad_words(params.bad_words, tokenizer) if params.bad_words else [],
         )
     processors += adopt_processors(request.logits_processor, in_order=in_order)
-    constraint = _constraint(request.constraint, adapter, tokenizer)
+    constraint = _constraint(request.constraint, adapter, tokenizer, eos=eos)
     if not processors and constraint is None:
         return None
     return Shaper(processors, constraint, branches=not in_order)
 
 
-def _constraint(given: Any, adapter: ModelAdapter, tokenizer: Any) -> Constraint | None:
+def _constraint(
+    given: Any, adapter: ModelAdapter, tokenizer: Any, *, eos: Set[int]
+) -> Constraint | None:
     """Return the constraint of a request in its starting state."""
     if given is None or isinstance(given, Constraint):
         return given
@@ -316,5 +356,5 @@ def _constraint(given: Any, adapter: ModelAdapter, tokenizer: Any) -> Constraint
         grammar,
         tokenizer,
         vocab_size=adapter.vocab_size,
-        eos_token_ids=adapter.eos_token_ids,
+        eos_token_ids=eos,
     )

@@ -19,7 +19,7 @@ LAYERS = [
     # may import each other; "strategies", "backends" and "adapters" hold siblings that may not.
     ["errors", "stop_strings"],
     ["tree", "pool", "text", "registry", "params", "table", "signals", "noise", "chat", "versions"],
-    ["bootstrap", "runs", "output_files", "pinning", "machine", "cache_dir"],
+    ["bootstrap", "option_names", "padding", "runs", "output_files", "pinning", "machine", "cache_dir"],
     ["stopping", "mask"],
     ["plan", "observers"],
     ["interfaces"],
