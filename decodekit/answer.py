@@ -41,6 +41,7 @@ class Answer:
         self._steps = self._nodes = 0
         self._first = self._last = self._forward = 0.0
         self._finish_reason = state.rules.finish_reason
+        self._given_up = False
         self._lock = RLock()  # a result is asked for from any thread
 
     def add(self, record: StepRecord) -> TextChunk:
@@ -61,14 +62,18 @@ class Answer:
                 logprobs=None if record.logprobs is None else list(record.logprobs),
             )
 
+    def give_up(self) -> None:
+        """Take no further step: what has not ended by now was cancelled."""
+        self._given_up = True
+
     @property
     def result(self) -> GenerationResult:
-        """What there is so far; ``finish_reason`` is ``cancelled`` before the end."""
+        """What there is so far; its ``finish_reason`` is None while the request is under way."""
         with self._lock:
             return GenerationResult(
                 text=self._text.shown if self._text is not None else "",
                 tokens=list(self._tokens),
-                finish_reason=self._finish_reason or "cancelled",
+                finish_reason=self._finish_reason or ("cancelled" if self._given_up else None),
                 stats=GenerationStats(
                     steps=self._steps,
                     tokens=len(self._tokens),

@@ -33,7 +33,7 @@ from decodekit.config import (
 )
 from decodekit.errors import ConfigError, nearest
 from decodekit.literals import LITERAL, is_path, literal_of, with_literals
-from decodekit.mistakes import check_key, config_error, first_line
+from decodekit.mistakes import check_key, config_error, first_line, setting_name
 from decodekit.params import SamplingParams
 from decodekit.plugins import registry
 from decodekit.registry import GROUPS
@@ -64,8 +64,11 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     """
     literal: dict[str, Any] = {}
     rest: list[str] = []
+    given = [override.partition("=")[0] for override in overrides]
     for override in overrides:
         key, sign, value = override.partition("=")
+        own = setting_name(key, given) if sign else key
+        key, override = own, f"{own}{override[len(key) :]}"
         if not sign and key.isprintable() and not key.startswith(("+", "~")):
             raise ConfigError(f'cannot read the override: {key!r}; a prompt is prompt="{key}"')
         text = literal_of(key, value) if sign else None
@@ -93,6 +96,7 @@ def compose_mapping(settings: Mapping[str, Any]) -> RunConfig:
         ConfigError: As for ``compose_config``.
     """
     plain = _plain(settings) if isinstance(settings, DictConfig) else dict(settings)
+    plain = {setting_name(key, plain): value for key, value in plain.items()}
     literal = {key: plain.pop(key) for key in LITERAL if key in plain}
     choices = []
     for group in GROUPS:

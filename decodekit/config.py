@@ -237,6 +237,9 @@ class RunConfig(DecoderConfig):
         prompt_file: A file to read the prompt from.
         stop: Strings that end the answer.
         stop_token_ids: Token ids, or runs of them, that end the answer.
+        eos_token_id: The id, or ids, that end the answer in place of the model's own.
+        ignore_eos: Whether the answer goes on after an end-of-text token.
+        n: How many answers; sample ``i`` is drawn with ``seed`` plus ``i``.
         logprobs: Report the log-probability of every new token, and those of so many of the most
             probable ones; needs ``format=json``.
         constraint: What the whole answer has to be.
@@ -253,6 +256,9 @@ class RunConfig(DecoderConfig):
     prompt_file: str | None = None
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[Any] = field(default_factory=list)
+    eos_token_id: Any = None
+    ignore_eos: bool = False
+    n: int | None = None
     logprobs: int | None = None
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
     format: str = "text"
@@ -278,6 +284,10 @@ class RunConfig(DecoderConfig):
         for key in _IDLE[self.job]:
             if not _is_default(key, getattr(self, key)):
                 raise ConfigError(f"{key} does nothing under job={self.job}; leave it out", key=key)
+        if self.n is not None:
+            require_at_least(self.n, 1, key="n")
+            if self.compare:
+                raise ConfigError("compare looks at one answer; leave out n or compare", key="n")
         if self.logprobs is not None:
             require_at_least(self.logprobs, 0, key="logprobs")
             if self.format != "json":
@@ -289,6 +299,9 @@ _ANSWER = (
     "prompt_file",
     "stop",
     "stop_token_ids",
+    "eos_token_id",
+    "ignore_eos",
+    "n",
     "logprobs",
     "constraint",
     "format",
@@ -297,7 +310,7 @@ _ANSWER = (
 
 _IDLE = {
     "generate": ("profile",),
-    "verify": ("compare", "logprobs", "profile"),
+    "verify": ("compare", "logprobs", "n", "profile"),
     "bench": (*_ANSWER, "profile"),
     "profile": (
         *_ANSWER,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from decodekit.answer import Answer
 from decodekit.chat import ChatOptions, can_chat
@@ -35,6 +35,8 @@ from decodekit.interfaces import (
 )
 from decodekit.invariance import invariance_obstacle
 from decodekit.loop import StepRecord, decode
+from decodekit.option_names import RENAMED
+from decodekit.padding import take_prompt
 from decodekit.params import SamplingParams
 from decodekit.plugins import new_observers
 from decodekit.prompts import Prompt, encode_prompt, is_batch, uses_template
@@ -51,6 +53,30 @@ __all__ = ["Decoder"]
 _OF_REQUESTS = {field.name for field in fields(Request)} - {
     field.name for field in fields(DecoderConfig)
 }
+
+
+class _Group(NamedTuple):
+    """The answers to one prompt.
+
+    Attributes:
+        answers: One, or ``n`` samples.
+        several: Whether ``n`` was given.
+    """
+
+    answers: list[Answer]
+    several: bool
+
+    @property
+    def results(self) -> Any:
+        """What there is so far: a result, or a list of them."""
+        results = [answer.result for answer in self.answers]
+        return results if self.several else results[0]
+
+
+def _asks_for_several(prompt: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether ``n`` is given."""
+    given = [value for name, value in options.items() if RENAMED.get(name, name) == "n"]
+    return any(value is not None for value in (*given, getattr(prompt, "n", None)))
 
 
 class Decoder:
@@ -139,7 +165,9 @@ class Decoder:
                 raise TypeError(
                     f"settings are a DecoderConfig or a mapping, not a {type(config).__name__}"
                 )
-            for name in sorted(set(settings) & _OF_REQUESTS):
+            for name in sorted(settings):
+                if RENAMED.get(name, name) not in _OF_REQUESTS:
+                    continue
                 raise ConfigError(
                     f"{name} belongs to a request: Decoder.generate(prompt, {name}=...)", key=name
                 )
@@ -281,53 +309,107 @@ class Decoder:
 
     @overload
     def generate(
+        self, prompt: list[str] | list[Request] | list[list[Any]], *, n: int, **options: Any
+    ) -> list[list[GenerationResult]]: ...
+
+    @overload
+    def generate(
         self, prompt: list[str] | list[Request] | list[list[Any]], **options: Any
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt | Request, *, n: int, **options: Any
     ) -> list[GenerationResult]: ...
 
     @overload
     def generate(self, prompt: Prompt | Request, **options: Any) -> GenerationResult: ...
 
-    def generate(self, prompt: Any, **options: Any) -> GenerationResult | list[GenerationResult]:
+    @overload
+    def generate(self, *, input_ids: Any, **options: Any) -> Any: ...
+
+    def generate(self, prompt: Any = None, **options: Any) -> Any:
         """Continue one prompt, or a list of them in one forward pass per step.
 
         Args:
             prompt: What ``stream`` takes, or a list of such prompts: texts, lists of token ids,
                 lists of chat messages or ``Request``s. Each sequence of a batch has its own
-                proposer, stops and seed, and gets the tokens that it would get alone.
-            options: Those of ``stream``; in a batch they hold for every prompt.
+                proposer, stops and seed, and gets the tokens that it would get alone. What a
+                tokenizer returns is taken, too, as it is or by keyword (``input_ids=...,
+                attention_mask=...``); its padding is taken off.
+            options: Those of ``stream``; in a batch they hold for every prompt. With ``n`` each
+                prompt gets ``n`` answers; sample ``i`` is what ``seed + i`` gives alone.
 
         Returns:
-            The result, or one for each prompt of a list, in its order.
+            The result, or one for each prompt of a list, in its order. With ``n``, a list of ``n``
+            results in the place of one.
 
         Raises:
             ConfigError: An option is out of its range.
             GenerationError: A prompt is empty, has an unknown token or is too long, or the model's
-                output is broken. If that comes up in a batch under way, its ``sequence`` says for
-                which prompt, and its ``results`` hold what all of them had until then.
+                output is broken.
+            Exception: What a processor, a constraint or a criterion of the caller raises.
+
+        Whatever ends a batch under way, Ctrl-C too, has an attribute ``results`` with what all
+        prompts had until then, and if it is about one of them, ``sequence`` says which.
         """
-        if not is_batch(prompt):
+        if isinstance(prompt, (list, tuple)) and not prompt:
+            raise GenerationError("the list is empty; give a prompt, or a list of prompts")
+        streamer = options.get("streamer")
+        try:
+            prompt = take_prompt(prompt, options)
+        except DecodekitError:
+            if streamer is not None:
+                check_streamer(streamer)
+                streamer.end()  # whoever reads from it must not wait for ever
+            raise
+        many = is_batch(prompt)
+        if not many and not _asks_for_several(prompt, options):
             return self.stream(prompt, **options).run()
         if options.pop("streamer", None) is not None:
             raise ConfigError("a streamer shows one prompt, not a batch", key="streamer")
-        answers = []
-        for number, one in enumerate(prompt):
+        groups: list[_Group] = []
+        for number, one in enumerate(prompt if many else [prompt]):
             try:
-                answers.append(self.begin(one, **options))
+                groups.append(self._group(one, options))
             except DecodekitError as error:
-                if len(prompt) > 1:
+                if many and len(prompt) > 1:
                     error.args = (f"prompt {number} of the batch: {error}",)
                 raise
+        answers = [answer for group in groups for answer in group.answers]
         try:
             for records in self.steps(answers):
                 for record in records:
                     answers[record.sequence].add(record)
-        except GenerationError as error:
-            error.results = [answer.result for answer in answers]
+        except BaseException as error:  # Ctrl-C and what processors raise, too: nothing is lost
+            for answer in answers:
+                answer.give_up()
+            error.results = [group.results for group in groups]  # type: ignore[attr-defined]
             raise
-        return [answer.result for answer in answers]
+        results = [group.results for group in groups]
+        return results if many else results[0]
+
+    def _group(self, prompt: Any, options: Mapping[str, Any]) -> _Group:
+        """Return the empty answers to one prompt: one, or ``n`` samples."""
+        request = request_of(prompt, options, self.sampling)
+        count = request.n
+        if count is None:
+            return _Group([self.begin(request)], several=False)
+        require_at_least(count, 1, key="n")
+        sampling = request.sampling
+        assert sampling is not None  # request_of has filled it in
+        answers = [
+            self.begin(
+                replace(
+                    request, n=None, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)
+                )
+            )
+            for i in range(count)
+        ]
+        return _Group(answers, several=True)
 
     def stream(
-        self, prompt: Prompt | Request, *, streamer: Any = None, **options: Any
+        self, prompt: Prompt | Request = None, *, streamer: Any = None, **options: Any
     ) -> GenerationStream:
         """Continue ``prompt``, run by run.
 
@@ -350,6 +432,7 @@ class Decoder:
         if streamer is not None:
             check_streamer(streamer)
         try:
+            prompt = take_prompt(prompt, options)
             if is_batch(prompt):
                 raise ConfigError(
                     "stream takes one prompt; Decoder.generate takes a list", key="prompt"
@@ -385,8 +468,11 @@ class Decoder:
 
     def begin(self, prompt: Prompt | Request, **options: Any) -> Answer:
         """Return an empty answer to be decoded by ``steps``; the arguments are ``stream``'s."""
+        request = request_of(prompt, options, self.sampling)
+        if request.n is not None:
+            raise ConfigError("a stream has one answer; n belongs to Decoder.generate", key="n")
         return prepare(
-            request_of(prompt, options, self.sampling),
+            request,
             self.adapter,
             self.tokenizer,
             strategy=self.strategy,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from types import TracebackType
 from typing import Any
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "DependencyError",
     "GenerationError",
     "ModelSupportError",
+    "NoStopIteration",
     "PluginError",
     "TreeError",
     "nearest",
@@ -98,7 +100,8 @@ class GenerationError(DecodekitError, RuntimeError):
     Attributes:
         step: The index of the failed step, from 0, or None if no step was run.
         sequence: The index of the sequence that failed in its batch, or None if it is not one's.
-        results: What the sequences of a batch had until then, one for each; else None.
+        results: What the sequences of a batch had until then, one for each; else None. An exception
+            of another kind that ends a batch, a processor's own or Ctrl-C, gets this attribute too.
     """
 
     def __init__(self, message: str, *, step: int | None = None) -> None:
@@ -136,6 +139,34 @@ class DependencyError(DecodekitError, ImportError):
         super().__init__(message)
         self.package = package
         self.found = found
+
+
+class NoStopIteration:
+    """Turns a StopIteration inside a ``with`` block into an error that names who raised it.
+
+    Whatever iterates over a text would take it for the end of the text. (No ``contextmanager``:
+    that takes a RuntimeError which comes from a StopIteration for one of its own, and drops it.)
+
+    Args:
+        what: Who is called inside the block, for example ``the streamer Printer``.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, (StopIteration, StopAsyncIteration)):
+            raise GenerationError(
+                f"{self._what} raised {type(error).__name__}, which would look like the end of the "
+                "text; let it raise something else"
+            ) from error
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

@@ -10,36 +10,33 @@ from typing import Any
 
 import torch
 
-from decodekit.errors import ConfigError, GenerationError, shortened
+from decodekit.errors import ConfigError, GenerationError, NoStopIteration, shortened
 from decodekit.processors import name_of
 from decodekit.stopping import Criterion
-from decodekit.trial import state_of
 
 __all__ = ["adopt_criteria", "adopt_processors", "check_streamer"]
 
 
-def adopt_processors(given: Any, *, prompt: Sequence[int], vocab_size: int) -> list[Any]:
+def adopt_processors(given: Any, *, in_order: bool) -> list[Any]:
     """Return the logits processors of a request as a list.
 
     Args:
         given: None, a callable ``(input_ids [1, L], scores [1, V]) -> scores [1, V]``, or several,
             for example a ``LogitsProcessorList``.
-        prompt: Token ids; one that may keep a state is tried on them.
-        vocab_size: V.
+        in_order: Whether the verifier asks about the tokens of the text only, each once and in
+            order; see ``Verifier``. A processor may then keep a state.
 
     Raises:
-        ConfigError: One cannot be called, or seems to keep a state and has no ``fork()``: which
-            rows are asked for, and in which order, is a verifier's business.
+        ConfigError: One cannot be called, or has no ``fork()`` where rows are asked for in any
+            order.
     """
     processors = [] if given is None else _several(given, key="logits_processor")
     for processor in processors:
-        if callable(getattr(processor, "fork", None)):
-            continue
-        reason = state_of(processor, prompt, vocab_size)
-        if reason is not None:
+        if not in_order and not callable(getattr(processor, "fork", None)):
             raise ConfigError(
-                f"the logits processor {name_of(processor)} {reason}; give it fork(), which "
-                "returns a copy in the same state, or leave it out",
+                f"the verifier asks in any order, and the logits processor {name_of(processor)} "
+                "has no fork(), which returns a copy in the same state; give it one, or use "
+                "verifier=exact_match",
                 key="logits_processor",
             )
     return processors
@@ -91,7 +88,8 @@ def _rule(criterion: Callable[..., Any], prompt: Sequence[int]) -> Criterion:
     before = tuple(prompt)
 
     def ends(tokens: Sequence[int]) -> bool:
-        verdict = criterion(torch.tensor([[*before, *tokens]]), None)
+        with NoStopIteration(f"the stopping criterion {name_of(criterion)}"):
+            verdict = criterion(torch.tensor([[*before, *tokens]]), None)
         try:
             ends = torch.as_tensor(verdict)
             if not isinstance(verdict, (str, bytes)) and ends.numel():

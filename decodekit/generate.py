@@ -46,6 +46,8 @@ def run_generate(config: RunConfig) -> int:
         # What torch prepares once in a process must not count for the one that runs first.
         decoder.generate(prompt, max_new_tokens=2)
     options = request_options(config)
+    if config.n is not None:
+        return _print_samples(config, decoder, decoder.generate(prompt, n=config.n, **options))
     stream = decoder.stream(prompt, **options)
     interrupted = _show(stream, quiet=config.format == "json")
     result = stream.result
@@ -62,9 +64,7 @@ def run_generate(config: RunConfig) -> int:
         except DecodekitError as error:
             failure = error
     if config.format == "json":
-        whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        record = _record(config, decoder, result, baseline)
-        print(json.dumps(record, ensure_ascii=not whole, default=str), flush=True)
+        _print_json(_record(config, decoder, result, baseline))
     else:
         _summarize(config, decoder, result, baseline)
     if failure is not None:
@@ -72,6 +72,27 @@ def run_generate(config: RunConfig) -> int:
     if interrupted:
         return interrupted
     return int(baseline is not None and baseline.verdict.kind == "defect")
+
+
+def _print_samples(config: RunConfig, decoder: Decoder, results: list[GenerationResult]) -> int:
+    """Print several answers to one prompt; return the exit code."""
+    if config.format == "json":
+        records = [
+            {**_record(config, decoder, result, None), "seed": config.sampling.seed + i}
+            for i, result in enumerate(results)
+        ]
+        _print_json(records)
+        return 0
+    for i, result in enumerate(results):
+        print(f"[{i}] {result.text}", flush=True)
+    for result in results:
+        _summarize(config, decoder, result, None)
+    return 0
+
+
+def _print_json(value: Any) -> None:
+    whole = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not whole, default=str), flush=True)
 
 
 class _Baseline(NamedTuple):
@@ -138,6 +159,8 @@ def request_options(config: RunConfig) -> dict[str, Any]:
     return {
         "stop": config.stop,
         "stop_token_ids": config.stop_token_ids,
+        "eos_token_id": config.eos_token_id,
+        "ignore_eos": config.ignore_eos or None,
         "logprobs": config.logprobs,
         "constraint": _constraint(config.constraint),
     }

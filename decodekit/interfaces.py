@@ -30,6 +30,7 @@ __all__ = [
     "HasExecution",
     "HasHorizon",
     "HasPositionLimit",
+    "HasRepeat",
     "KVCache",
     "MaskBuilder",
     "ModelAdapter",
@@ -89,7 +90,11 @@ class TargetTokens(Protocol):
     """
 
     def after(self, node: int) -> int:
-        """Return the model's token after ``node``, or after the anchor for ``ROOT``."""
+        """Return the model's token after ``node``, or after the anchor for ``ROOT``.
+
+        When the step has been judged, this is ``guess_many``: a logits processor is called for the
+        tokens of the text and for no others.
+        """
         ...
 
     def after_many(self, nodes: Sequence[int]) -> list[int]:
@@ -140,7 +145,8 @@ class StepOutcome:
     Attributes:
         plan: The step as it was run.
         proposal: The proposal that this proposer made.
-        target: The model's token after any node of the proposal.
+        target: The model's token after any node of the proposal; where the walk did not come to a
+            node, without the request's logits processors and constraint.
         accepted: The nodes that were committed, after all stop rules.
         tokens: The tokens that were emitted, after all stop rules: those of ``accepted`` and, if
             nothing cut the run, the bonus.
@@ -276,8 +282,13 @@ class HasExecution(Protocol):
 class Verifier(Protocol):
     """Decides which part of a proposal the model would have said itself.
 
-    One that gives the model's distribution under sampling, but not the same tokens whatever the
-    proposal, has an attribute ``same_tokens = False``.
+    Two attributes say what it does not promise; where one is missing it is True:
+
+    * ``same_tokens = False``: under sampling it gives the model's distribution, but not the same
+      tokens whatever the proposal.
+    * ``in_order = False``: it may ask ``target`` about rows that are not the next of the text, in
+      any order. Logits processors then need ``fork()``, and are copied for every path. In order,
+      a processor is called once for each emitted token, and nobody copies it.
     """
 
     def verify(self, proposal: Proposal, target: TargetTokens) -> Iterator[Accepted]:
@@ -417,6 +428,19 @@ class KVCache(Protocol):
 
     def reset(self) -> None:
         """Forget every row; all sequences are there again, and the memory stays."""
+        ...
+
+
+@runtime_checkable
+class HasRepeat(Protocol):
+    """A cache that can copy sequences, so that what several begin with is run once."""
+
+    def repeat(self, sequences: Sequence[int]) -> None:
+        """Go on with copies: sequence ``i`` has the committed rows of ``sequences[i]`` of today.
+
+        Args:
+            sequences: At most as many as the cache was made for; ``sequences[i]`` is ``i`` or less.
+        """
         ...
 
 

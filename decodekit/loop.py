@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from decodekit.errors import GenerationError, TreeError
+from decodekit.errors import GenerationError, NoStopIteration, TreeError
 from decodekit.execution.autocast import outside_autocast
 from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome, Verifier
 from decodekit.observers import Observers, StepEvent
@@ -79,7 +80,8 @@ def decode(
 ) -> Generator[list[StepRecord], None, None]:
     """Yield, step by step, the accepted runs of all sequences that are not at their end yet.
 
-    Every step is one forward pass for all of them; a sequence that ends leaves the batch.
+    Every step is one forward pass for all of them; a sequence that ends leaves the batch. Where a
+    sequence fails inside its run, what all of them accepted is yielded before the error is raised.
 
     Args:
         sequences: One or more; they are changed.
@@ -91,6 +93,8 @@ def decode(
     Raises:
         GenerationError: A prompt is empty, or the model's output is broken; with the step.
         TreeError: A proposer returned more than its budget.
+        Exception: Whatever a processor, a constraint or a criterion raises, with the attribute
+            ``sequence``.
     """
     if not all(state.committed for state in sequences):
         raise GenerationError("the prompt is empty; give at least one token")
@@ -99,20 +103,25 @@ def decode(
         return
     longest = max(len(state.committed) + state.rules.remaining for state in sequences)
     runner.start(batch=len(active), capacity=longest + max_nodes, cancelled=cancelled)
-    step, request = 0, next(_requests)
+    step, request, before = 0, next(_requests), 0.0
     while active and not cancelled():
-        before = runner.forward_seconds
         try:
             with outside_autocast():  # not around the yield: what the reader does is its business
-                _step(active, runner, max_nodes)
+                if step == 0:
+                    runner.share([turn.state.committed for turn in active])
+                failed = _step(active, runner, max_nodes)
             seconds = runner.forward_seconds - before
+            shown = [turn for turn in active if turn.tokens]
             # Shown before anything is learnt from it: the reader need not wait for that.
             try:
-                yield [turn.record(seconds) for turn in active]
+                if shown:
+                    yield [turn.record(seconds) for turn in shown]
             finally:  # also where the reader leaves with this step
                 if observers:
-                    for turn in active:
+                    for turn in shown:
                         observers.notify(turn.event(request, step, seconds))
+            for turn in failed:
+                turn.fail()
             going_on = [place for place, turn in enumerate(active) if _goes_on(turn.state)]
             if len(going_on) < len(active):
                 active = [active[place] for place in going_on]
@@ -122,17 +131,21 @@ def decode(
                 for turn in active:
                     with turn.named():
                         turn.learn()
+            before = runner.forward_seconds
         except Cancelled:
             return
         except GenerationError as error:
             error.step = step
             error.args = (f"{_place(error, len(sequences))}step {step}: {error}",)
             raise
+        except Exception as error:
+            _note(error, f"{_place(error, len(sequences))}step {step}")
+            raise
         step += 1
 
 
-def _step(active: Sequence[_Turn], runner: LocalRunner, max_nodes: int) -> None:
-    """Run one step of all sequences: propose, one pass, judge, commit."""
+def _step(active: Sequence[_Turn], runner: LocalRunner, max_nodes: int) -> list[_Turn]:
+    """Run one step of all sequences: propose, one pass, judge, commit; return those that failed."""
     for turn, prefix in zip(active, runner.cache.lengths, strict=True):
         budget = _budget(turn.state, runner, max_nodes)
         with turn.named():
@@ -141,7 +154,10 @@ def _step(active: Sequence[_Turn], runner: LocalRunner, max_nodes: int) -> None:
     for turn, rows in zip(active, logits, strict=True):
         with turn.named():
             turn.judge(rows)
-    runner.commit([turn.accepted for turn in active])
+    failed = [turn for turn in active if turn.failure is not None]
+    if not failed:
+        runner.commit([turn.accepted for turn in active])
+    return failed
 
 
 class _Turn:
@@ -149,6 +165,8 @@ class _Turn:
 
     plan: StepPlan
     accepted: tuple[int, ...]
+    tokens: tuple[int, ...]
+    failure: Exception | None
 
     def __init__(self, number: int, state: SequenceState) -> None:
         self.state = state
@@ -159,19 +177,22 @@ class _Turn:
         """Let an error inside the block say which sequence it is about."""
         try:
             yield
-        except GenerationError as error:
-            error.sequence = self._number
+        except Exception as error:
+            error.sequence = self._number  # type: ignore[attr-defined]  # of any kind
             raise
 
     def propose(self, budget: Budget, *, prefix: int, vocab_size: int) -> None:
         """Make the step's plan; the cache holds ``prefix`` tokens."""
         state = self.state
-        self._proposal = state.proposer.propose(state.committed, budget)
+        with NoStopIteration(f"propose() of {type(state.proposer).__name__}"):
+            self._proposal = state.proposer.propose(state.committed, budget)
         _check(self._proposal, budget, state.proposer, vocab_size)
         self.plan = StepPlan(prefix, tuple(state.committed[prefix:]), self._proposal.tree)
 
     def judge(self, logits: Tensor) -> None:
         """Accept and commit what the model agrees with, as far as the stop rules let it.
+
+        What fails on the way is left in ``failure``: the tokens before it are part of the text.
 
         Args:
             logits: [1 + T, V].
@@ -181,21 +202,31 @@ class _Turn:
             state.shaper.begin(state.committed, tree, logits)
         self._target = StepTarget(self.plan, logits, state.sampler, state.shaper)
         run = state.verifier.verify(self._proposal, self._target)
-        self._tokens, last = cut_run(run, state.rules)
+        self.tokens, last, self.failure = cut_run(run, state.rules)
         self.accepted = tree.path(last)
-        if state.shaper is not None and _goes_on(state):
-            state.shaper.commit(last, self._tokens[-1])
+        if state.shaper is not None and self.failure is None and _goes_on(state):
+            try:
+                state.shaper.commit(last, self.tokens[-1])
+            except Exception as error:
+                self.failure = error
+        self._target.settle()
         self._logprobs = None
-        if state.logprobs is not None:
-            rows = [0, *(node + 1 for node in self.accepted)][: len(self._tokens)]
-            self._logprobs = token_logprobs(logits[rows], self._tokens, top=state.logprobs)
-        state.committed.extend(self._tokens)
+        if state.logprobs is not None and self.tokens:
+            rows = [0, *(node + 1 for node in self.accepted)][: len(self.tokens)]
+            self._logprobs = token_logprobs(logits[rows], self.tokens, top=state.logprobs)
+        state.committed.extend(self.tokens)
+
+    def fail(self) -> None:
+        """Raise the failure of the step."""
+        assert self.failure is not None
+        with self.named(), NoStopIteration("the verifier or the tokenizer"):
+            raise self.failure
 
     def record(self, seconds: float) -> StepRecord:
         """Return what the step emitted; ``seconds`` were spent in the model."""
         return StepRecord(
             sequence=self._number,
-            tokens=self._tokens,
+            tokens=self.tokens,
             nodes=len(self._proposal.tree),
             forward_seconds=seconds,
             logprobs=self._logprobs,
@@ -207,7 +238,7 @@ class _Turn:
             request=request,
             sequence=self._number,
             step=step,
-            tokens=self._tokens,
+            tokens=self.tokens,
             nodes=len(self._proposal.tree),
             accepted=len(self.accepted),
             forward_seconds=seconds,
@@ -216,25 +247,31 @@ class _Turn:
 
     def learn(self) -> None:
         """Tell the proposer what came of its proposal."""
-        self.state.proposer.observe(
-            StepOutcome(
-                plan=self.plan,
-                proposal=self._proposal,
-                target=self._target,
-                accepted=self.accepted,
-                tokens=self._tokens,
-                committed=self.state.committed,
-            )
+        outcome = StepOutcome(
+            plan=self.plan,
+            proposal=self._proposal,
+            target=self._target,
+            accepted=self.accepted,
+            tokens=self.tokens,
+            committed=self.state.committed,
         )
+        with NoStopIteration(f"observe() of {type(self.state.proposer).__name__}"):
+            self.state.proposer.observe(outcome)
 
 
 def _goes_on(state: SequenceState) -> bool:
     return state.rules.finish_reason is None
 
 
-def _place(error: GenerationError, batch: int) -> str:
-    known = batch > 1 and error.sequence is not None
-    return f"prompt {error.sequence} of the batch: " if known else ""
+def _place(error: Exception, batch: int) -> str:
+    sequence = getattr(error, "sequence", None)
+    return f"prompt {sequence} of the batch: " if batch > 1 and sequence is not None else ""
+
+
+def _note(error: Exception, where: str) -> None:
+    """Let an exception of somebody else say where it came up; its own text is left alone."""
+    if sys.version_info >= (3, 11):
+        error.add_note(where)
 
 
 def _budget(state: SequenceState, runner: LocalRunner, max_nodes: int) -> Budget:

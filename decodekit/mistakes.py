@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from decodekit.errors import ConfigError, nearest
+from decodekit.option_names import own_name
+from decodekit.params import SamplingParams
 from decodekit.plugins import settings_files
 
-__all__ = ["check_key", "config_error", "first_line"]
+__all__ = ["check_key", "config_error", "first_line", "setting_name"]
+
+_SAMPLING = frozenset(one.name for one in fields(SamplingParams))
+
+
+def setting_name(name: str, others: Iterable[str]) -> str:
+    """Return our name of a setting that another library may call otherwise.
+
+    Args:
+        name: As it was given.
+        others: All the names that were given.
+
+    Raises:
+        ConfigError: It means something else than ours, both were given, or it is in ``sampling``.
+    """
+    own = own_name(name, others)
+    if own != name and own in _SAMPLING and own != "seed":
+        raise ConfigError(f"unknown key {name!r}: it is sampling.{own} here", key=name)
+    return own
 
 
 def check_key(config: DictConfig, dotted: str) -> None:

@@ -22,6 +22,8 @@ from decodekit.foreign import adopt_criteria, adopt_processors
 from decodekit.guidance import json_schema_constraint, regex_constraint
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import SequenceState
+from decodekit.option_names import own_names, with_other_names
+from decodekit.padding import without_padding
 from decodekit.params import SamplingParams
 from decodekit.processors import LogitsProcessor, processors_of
 from decodekit.prompts import Prompt, as_token, encode_prompt, uses_template
@@ -35,6 +37,7 @@ __all__ = ["Request", "prepare", "request_of"]
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 
 
+@with_other_names
 @dataclass
 class Request:
     """One prompt and how it is to be continued; what is None is as the decoder has it.
@@ -47,6 +50,10 @@ class Request:
         stop: Strings that end the text; they are not part of it. They may name special tokens.
         stop_token_ids: Token ids, or runs of them, that end the text. They are the last of the
             tokens; their text is not part of the text.
+        eos_token_id: The id, or ids, that end the text in place of the model's own.
+        ignore_eos: Whether the text goes on after an end-of-text token, as after any other.
+        n: How many answers; sample ``i`` is drawn with the seed plus ``i``. ``Decoder.generate``
+            then gives a list of them.
         include_stop_str_in_output: Whether what ends the text, of ``stop`` and ``stop_token_ids``,
             is its end all the same.
         skip_special_tokens: Whether special tokens are left out of the text; by default they are.
@@ -73,6 +80,9 @@ class Request:
     sampling: SamplingParams | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
+    eos_token_id: int | Sequence[int] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logprobs: int | None = None
@@ -101,8 +111,12 @@ def request_of(
         ConfigError: An option is unknown or out of its range.
     """
     request = prompt if isinstance(prompt, Request) else Request(prompt)
-    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(request.prompt, Mapping):
+        request = replace(request, prompt=without_padding(request.prompt))
     known = {field.name for field in fields(Request)} - {"prompt"}
+    given = own_names(
+        {name: value for name, value in options.items() if value is not None}, known | _SAMPLING
+    )
     for name in given:
         if name not in known | _SAMPLING:
             hint = nearest(name, known | _SAMPLING)
@@ -169,8 +183,10 @@ def prepare(
         require_at_least(request.logprobs, 0, key="logprobs")
     _require_truth_value(chat, "chat")
     sequences = _token_runs(request.stop_token_ids, adapter.vocab_size)
-    for name in ("include_stop_str_in_output", "skip_special_tokens"):
+    for name in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"):
         _require_truth_value(getattr(request, name), name)
+    eos = _end_ids(request.eos_token_id, adapter)
+    ends: Set[int] = frozenset() if request.ignore_eos else eos
     text = _new_text(
         request,
         tokenizer,
@@ -187,7 +203,7 @@ def prepare(
                 max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
             ),
             room=None if limit is None else limit - len(prompt),
-            eos_token_ids=adapter.eos_token_ids,
+            eos_token_ids=ends,
             sequences=sequences,
             criteria=adopt_criteria(request.stopping_criteria, prompt=prompt),
             text=text,
@@ -201,9 +217,11 @@ def prepare(
             tokenizer,
             fresh=encoded.fresh,
             at_start=text is None or text.is_fresh,
-            ends=adapter.eos_token_ids
+            eos=eos,
+            ends=ends
             | {run[0] for run in sequences if len(run) == 1}
             | (set() if text is None else text.stop_tokens),
+            in_order=getattr(verifier, "in_order", True),
         ),
         logprobs=request.logprobs,
     )
@@ -235,6 +253,26 @@ def _new_text(
     if strings:
         raise GenerationError("stop strings need a tokenizer; give one to the Decoder")
     return None
+
+
+def _end_ids(given: Any, adapter: ModelAdapter) -> frozenset[int]:
+    """Return the tokens that end a text: those of the request, else those of the model."""
+    if given is None:
+        return adapter.eos_token_ids
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    items = plain if isinstance(plain, (list, tuple, set, frozenset)) else [plain]
+    try:
+        ids = frozenset(map(as_token, items))
+    except TypeError:
+        ids = frozenset()
+    if not ids or not all(0 <= token < adapter.vocab_size for token in ids):
+        raise ConfigError(
+            f"eos_token_id must be a token id of the model, or several, not {shortened(given)}; "
+            "ignore_eos=True goes on after each",
+            key="eos_token_id",
+            value=given,
+        )
+    return ids
 
 
 def _token_runs(given: Any, vocab_size: int) -> list[tuple[int, ...]]:
@@ -270,7 +308,9 @@ def _shaper(
     *,
     fresh: bool,
     at_start: bool,
+    eos: Set[int],
     ends: Set[int],
+    in_order: bool,
 ) -> Shaper | None:
     """Return what changes the logits; None if nothing does, which saves a copy of each row."""
     processors = []
@@ -290,11 +330,11 @@ def _shaper(
                 params.bad_words, tokenizer, adapter, start=len(prompt) if fresh else 0
             ),
         )
-    processors += adopt_processors(
-        request.logits_processor, prompt=prompt, vocab_size=adapter.vocab_size
-    )
-    constraint = _constraint(request.constraint, adapter, tokenizer, fresh=at_start)
-    return Shaper(processors, constraint) if processors or constraint is not None else None
+    processors += adopt_processors(request.logits_processor, in_order=in_order)
+    constraint = _constraint(request.constraint, adapter, tokenizer, eos=eos, fresh=at_start)
+    if not processors and constraint is None:
+        return None
+    return Shaper(processors, constraint, branches=not in_order)
 
 
 def _bans(
@@ -309,7 +349,7 @@ def _bans(
 
 
 def _constraint(
-    given: Any, adapter: ModelAdapter, tokenizer: Any, *, fresh: bool
+    given: Any, adapter: ModelAdapter, tokenizer: Any, *, eos: Set[int], fresh: bool
 ) -> Constraint | None:
     """Return the constraint of a request in its starting state."""
     if given is None or isinstance(given, Constraint):
@@ -332,6 +372,6 @@ def _constraint(
         grammar,
         tokenizer,
         vocab_size=adapter.vocab_size,
-        eos_token_ids=adapter.eos_token_ids,
+        eos_token_ids=eos,
         fresh=fresh,
     )

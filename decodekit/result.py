@@ -69,12 +69,12 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """A finished request.
+    """A request, finished or as far as it has come.
 
     Attributes:
         text: The new text, without special tokens and cut before a stop string.
         tokens: The new token ids, up to and including the one that ended the text.
-        finish_reason: Why the text ended.
+        finish_reason: Why the text ended; None while the request is under way.
         stats: How it went.
         prompt_tokens: The token ids that were continued.
         logprobs: One entry per new token, if they were asked for.
@@ -82,7 +82,7 @@ class GenerationResult:
 
     text: str
     tokens: list[int]
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     stats: GenerationStats
     prompt_tokens: list[int]
     logprobs: list[TokenLogprob] | None = None

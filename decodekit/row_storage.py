@@ -183,6 +183,16 @@ class RowStorage:
             self.lengths[new] = length
         del self.lengths[len(sequences) :]
 
+    @torch.inference_mode()
+    def repeat(self, sequences: Sequence[int]) -> None:
+        """Go on with copies of these sequences, each ``sequences[i] <= i``; see ``HasRepeat``."""
+        # From the last on: no sequence comes from one behind it, so none is overwritten too early.
+        for new, old in reversed(list(enumerate(sequences))):
+            if new != old:
+                for slab in self.slabs:
+                    slab[:, new, :, : self.lengths[old]] = slab[:, old, :, : self.lengths[old]]
+        self.lengths = [self.lengths[old] for old in sequences]
+
     def reset(self) -> None:
         """Forget every row; all sequences are there again.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from decodekit.errors import require_at_least
-from decodekit.interfaces import HasHorizon, KVCache, ModelAdapter
+from decodekit.interfaces import HasHorizon, HasRepeat, KVCache, ModelAdapter
 from decodekit.plan import StepPlan
 
 __all__ = ["Cancelled", "LocalRunner"]
@@ -85,6 +85,33 @@ class LocalRunner:
                 return
         self._cache = cache = None  # let the old memory go before the new is taken
         self._cache = self.adapter.new_cache(batch=batch, capacity=capacity)
+
+    def share(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Run prompts that are equal once, all but their last tokens, and copy the rows.
+
+        Does nothing where all differ, or the cache cannot copy. Comes between ``start`` and the
+        first ``run``.
+
+        Args:
+            prompts: The prompt of each sequence.
+
+        Raises:
+            Cancelled: The request was cancelled meanwhile.
+        """
+        leaders: dict[tuple[int, ...], int] = {}
+        sources = [leaders.setdefault(tuple(prompt), len(leaders)) for prompt in prompts]
+        if len(leaders) == len(prompts) or not isinstance(self.cache, HasRepeat):
+            return
+        self.cache.keep(range(len(leaders)))  # there is nothing in it yet
+        # A prompt of one token has nothing before its last; its row is run and not kept.
+        self.run([StepPlan(0, prompt[:-1] or prompt) for prompt in leaders])
+        self.cache.commit(
+            [
+                range(min(lead, len(prompt) - 1))
+                for lead, prompt in zip(self._leads, leaders, strict=True)
+            ]
+        )
+        self.cache.repeat(sources)
 
     def run(self, plans: Sequence[StepPlan]) -> list[Tensor]:
         """Run one step; return per sequence the logits [1 + T, V] of its anchor and nodes.

@@ -1,7 +1,8 @@
 """What changes a sequence's logits before a token is chosen: processors, then a constraint.
 
 Each row is changed on its own prefix: the committed tokens and the path to it. Rows are changed
-when they are asked for, so only those that the walk reaches are paid for.
+when they are asked for, so only those that the walk reaches are paid for: each row of the text
+once, in order. That is the contract with a processor, which may therefore keep a state.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decodekit.constraint import Constraint
-from decodekit.errors import GenerationError
+from decodekit.errors import GenerationError, NoStopIteration
 from decodekit.processors import LogitsProcessor, name_of
 from decodekit.sampling import require_finite
 from decodekit.tree import EMPTY_TREE, TokenTree
@@ -28,31 +29,49 @@ class _State:
     processors: tuple[LogitsProcessor, ...]
     constraint: Constraint | None
 
-    def after(self, token: int) -> _State | None:
-        """Return a copy that has taken in ``token``; None if the constraint rules it out."""
+    def after(self, token: int, *, branches: bool) -> _State | None:
+        """Return a copy that has taken in ``token``; None if the constraint rules it out.
+
+        Args:
+            token: The token.
+            branches: Whether processors are copied, too, since more than one token is tried.
+        """
         constraint = self.constraint
         if constraint is not None:
             constraint = _forked(constraint)
-            if not constraint.advance(token):
+            with NoStopIteration(f"advance() of the constraint {type(constraint).__name__}"):
+                allowed = constraint.advance(token)
+            if not allowed:
                 return None
-        return _State(tuple(map(_fork, self.processors)), constraint)
+        processors = tuple(map(_fork, self.processors)) if branches else self.processors
+        return _State(processors, constraint)
 
 
 class Shaper:
     """The processors and the constraint of one sequence.
 
     Args:
-        processors: Applied in this order. One that keeps a state has ``fork()``, which returns a
-            copy; a copy is called once for every token of a path, in order.
+        processors: Applied in this order. One that has ``fork()`` is copied by it, so that the
+            caller's own stays as it is.
         constraint: Applied last, in its starting state; it is not changed.
+        branches: Whether rows are asked about in any order. A processor is then copied for every
+            path, so that each copy is called once for every token of its path, in order; one that
+            keeps a state needs ``fork()``. If not, rows are those of one text: each is asked about
+            once, after the row of the token before.
     """
 
     def __init__(
-        self, processors: Sequence[LogitsProcessor] = (), constraint: Constraint | None = None
+        self,
+        processors: Sequence[LogitsProcessor] = (),
+        constraint: Constraint | None = None,
+        *,
+        branches: bool = False,
     ) -> None:
-        self._root = _State(
+        self._root: _State | None = _State(
             tuple(map(_fork, processors)), None if constraint is None else _forked(constraint)
         )
+        self._constraint = type(constraint).__name__
+        self._branches = branches
         self.begin((), EMPTY_TREE, torch.empty(0))
 
     def begin(self, committed: Sequence[int], tree: TokenTree, logits: Tensor) -> None:
@@ -64,21 +83,22 @@ class Shaper:
             logits: [1 + T, V], entry 0 after the anchor, entry ``node + 1`` after a node.
         """
         self._committed = committed
-        self._length = len(committed)  # the list grows when the step is committed
         self._tree = tree
         self._logits = logits
         # By path and not by node: of two nodes that stand for one path, one is asked about.
         self._states: dict[tuple[int, ...], _State | None] = {(): self._root}
         self._rows: dict[tuple[int, ...], Tensor] = {}
+        self._reached: tuple[int, ...] | None = None  # the path of the last row
 
     def row(self, node: int) -> Tensor:
         """Return the changed logits [V] after ``node``, in float32 or wider.
 
-        No text reaches a node that the constraint rules out; its logits are returned as they are.
+        No text reaches a node that the constraint rules out; where there are branches, its logits
+        are returned as they are.
 
         Raises:
             GenerationError: The model's logits are broken, a processor returns something else than
-                scores, or no token is left.
+                scores, no token is left, or the row is not the next of the text.
         """
         path = self._tree.path_tokens(node)
         row = self._rows.get(path)
@@ -88,14 +108,11 @@ class Shaper:
 
     def commit(self, node: int, bonus: int) -> None:
         """Go on from ``node``, the last accepted one, and the token after it."""
+        self.row(node)  # whoever accepted the bonus unasked: a processor has to have seen it
         state = self._state(node)
-        after = state and state.after(bonus)
-        if after is None:
-            raise GenerationError(
-                f"the constraint {type(self._root.constraint).__name__} does not allow with "
-                "advance() what it allows with mask()"
-            )
-        self._root = after
+        if self._reached != self._tree.path_tokens(node):
+            self._require_order()
+        self._root = state and state.after(bonus, branches=self._branches)
 
     @torch.no_grad()
     def _shaped(self, node: int, path: tuple[int, ...]) -> Tensor:
@@ -104,10 +121,19 @@ class Shaper:
         require_finite(raw.amax(dim=-1))
         scores = raw.to(torch.promote_types(raw.dtype, torch.float32), copy=True)
         if state is None:
-            return scores[0]
-        input_ids = torch.tensor([[*self._committed[: self._length], *path]], device=scores.device)
+            if path and self._branches:
+                return scores[0]
+            raise GenerationError(
+                f"the constraint {self._constraint} does not allow with advance() what it allows "
+                "with mask()"
+            )
+        if self._reached != (path[:-1] if path else None):
+            self._require_order()
+        self._reached = path
+        input_ids = torch.tensor([[*self._committed, *path]], device=scores.device)
         for processor in state.processors:
-            scores = processor(input_ids, scores)
+            with NoStopIteration(f"the logits processor {name_of(processor)}"):
+                scores = processor(input_ids, scores)
             if not _is_scores(scores, raw):
                 raise GenerationError(
                     f"the logits processor {name_of(processor)} must return scores of shape "
@@ -118,7 +144,8 @@ class Shaper:
                     f"the logits processor {name_of(processor)} returned NaN or infinite scores"
                 )
         if state.constraint is not None:
-            allowed = state.constraint.mask()
+            with NoStopIteration(f"mask() of the constraint {self._constraint}"):
+                allowed = state.constraint.mask()
             if not (
                 isinstance(allowed, Tensor)
                 and allowed.dtype == torch.bool
@@ -138,8 +165,16 @@ class Shaper:
         if path not in self._states:
             self.row(self._tree.parents[node])  # a processor with a state has to have seen it
             above = self._states[path[:-1]]
-            self._states[path] = above and above.after(path[-1])
+            self._states[path] = above and above.after(path[-1], branches=self._branches)
         return self._states[path]
+
+    def _require_order(self) -> None:
+        """Raise where a row that is not the next of the text would spoil a processor's state."""
+        if not self._branches and self._root is not None and self._root.processors:
+            raise GenerationError(
+                "the verifier asked about a token that is not the next of the text, which a logits "
+                "processor must not see; a verifier that does so has the attribute in_order = False"
+            )
 
 
 def _is_scores(scores: object, like: Tensor) -> bool:
@@ -148,14 +183,18 @@ def _is_scores(scores: object, like: Tensor) -> bool:
 
 def _fork(processor: LogitsProcessor) -> LogitsProcessor:
     fork = getattr(processor, "fork", None)
-    copy = fork() if callable(fork) else processor
+    if not callable(fork):
+        return processor
+    with NoStopIteration(f"fork() of {name_of(processor)}"):
+        copy: LogitsProcessor = fork()
     if not callable(copy):
         raise GenerationError(f"fork() of {name_of(processor)} must return a copy of it")
     return copy
 
 
 def _forked(constraint: Constraint) -> Constraint:
-    copy = constraint.fork()
+    with NoStopIteration(f"fork() of the constraint {type(constraint).__name__}"):
+        copy = constraint.fork()
     if not isinstance(copy, Constraint):
         raise GenerationError(f"fork() of {type(constraint).__name__} must return a copy of it")
     return copy

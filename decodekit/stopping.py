@@ -7,17 +7,17 @@ counter sees it. Most bugs of speculative decoders are a second place where this
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from decodekit.errors import require_at_least
 from decodekit.text import IncrementalText
 from decodekit.tree import ROOT
 
-__all__ = ["Criterion", "FinishReason", "StopRules", "cut_run"]
+__all__ = ["Criterion", "Cut", "FinishReason", "StopRules", "cut_run"]
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "cancelled"]
 """Why a text ended: an end-of-text token; a stop string, stop tokens or a criterion;
-``max_new_tokens``; the model's last position; or the caller."""
+``max_new_tokens``; the model's last position; or it was given up, by the caller or an error."""
 
 Criterion: TypeAlias = "Callable[[Sequence[int]], bool]"
 """Says of the new tokens so far whether the text ends with the last of them. It is asked once
@@ -125,24 +125,41 @@ class StopRules:
         return tuple(self.tokens[-len(run) :]) == run
 
 
-def cut_run(run: Iterable[tuple[int, int | None]], rules: StopRules) -> tuple[tuple[int, ...], int]:
+class Cut(NamedTuple):
+    """What a text gets of an accepted run.
+
+    Attributes:
+        tokens: The tokens.
+        last: The last of the nodes that carry them, ``ROOT`` if there is none.
+        failure: Why the token after them could not be chosen or judged; None if it could.
+    """
+
+    tokens: tuple[int, ...]
+    last: int
+    failure: Exception | None
+
+
+def cut_run(run: Iterable[tuple[int, int | None]], rules: StopRules) -> Cut:
     """Return an accepted run up to and including the token that ends the text, if one does.
 
     This is the only place where a run is shortened. What comes after the end is not asked for.
+    Where something fails inside the run, a processor that leaves no token for example, the run ends
+    before: the text has the tokens that it would have token by token.
 
     Args:
         run: The accepted tokens, each with its node or None; see ``Verifier.verify``.
         rules: Asked about each token.
-
-    Returns:
-        The tokens, and the last of the nodes that carry them, ``ROOT`` if there is none.
     """
     tokens: list[int] = []
     last = ROOT
-    for token, node in run:
-        tokens.append(token)
-        if node is not None:
-            last = node
-        if rules.push(token) is not None:
-            break
-    return tuple(tokens), last
+    try:
+        for token, node in run:
+            reason = rules.push(token)
+            tokens.append(token)
+            if node is not None:
+                last = node
+            if reason is not None:
+                break
+    except Exception as error:
+        return Cut(tuple(tokens), last, error)
+    return Cut(tuple(tokens), last, None)

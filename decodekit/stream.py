@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from functools import partial
 from threading import Event, RLock
 from types import TracebackType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from decodekit.answer import Answer
+from decodekit.errors import NoStopIteration
 from decodekit.loop import StepRecord
 from decodekit.result import GenerationResult, TextChunk
 
@@ -42,7 +44,7 @@ class GenerationStream:
         self._cancelled = Event()
         self._records = decode(self._cancelled.is_set)
         self._streamer = streamer
-        self._end_streamer = None if streamer is None else _Once(streamer.end)
+        self._end_streamer = None if streamer is None else _Once(partial(_end, streamer))
         self._lock = RLock()  # one step at a time, whoever asks for it
         self._decoding = False
         self._begun = False
@@ -93,6 +95,7 @@ class GenerationStream:
     def cancel(self) -> None:
         """End the request after the pass that is under way; may be called from any thread."""
         self._cancelled.set()
+        self._answer.give_up()
         self._end_if_cancelled()
 
     def close(self) -> None:
@@ -104,7 +107,7 @@ class GenerationStream:
 
     @property
     def result(self) -> GenerationResult:
-        """What has been decoded so far; ``finish_reason`` is ``cancelled`` before the end."""
+        """What has been decoded so far; its ``finish_reason`` is None while it is under way."""
         return self._answer.result
 
     def _step(self) -> TextChunk | None:
@@ -139,7 +142,8 @@ class GenerationStream:
 
     def _put(self, tokens: Sequence[object]) -> None:
         if self._streamer is not None:
-            self._streamer.put(torch.tensor(tokens))
+            with NoStopIteration(f"put() of the streamer {type(self._streamer).__name__}"):
+                self._streamer.put(torch.tensor(tokens))
 
     def _end_if_cancelled(self) -> None:
         """Let go at once if no step is under way; if one is, it does so itself."""
@@ -152,9 +156,15 @@ class GenerationStream:
 
     def _end(self) -> None:
         """Let go of the model, and of a streamer's reader."""
+        self._answer.give_up()
         self._records.close()
         if self._end_streamer is not None:
             self._end_streamer()
+
+
+def _end(streamer: Any) -> None:
+    with NoStopIteration(f"end() of the streamer {type(streamer).__name__}"):
+        streamer.end()
 
 
 class _Once:

@@ -50,12 +50,11 @@ class StepTarget:
     def after_many(self, nodes: Sequence[int]) -> list[int]:
         """Return the model's token after each of ``nodes``, in one go."""
         if self._shaper is None:
-            self._choose_plain(nodes)
-        else:
-            for node in nodes:
-                if node not in self._chosen:
-                    row = self._shaper.row(node)[None]
-                    (self._chosen[node],) = self._sampler.choose(row, [self._place(node)])
+            return self.guess_many(nodes)
+        for node in nodes:
+            if node not in self._chosen:
+                row = self._shaper.row(node)[None]
+                (self._chosen[node],) = self._sampler.choose(row, [self._place(node)])
         return [self._chosen[node] for node in nodes]
 
     def guess_many(self, nodes: Sequence[int]) -> list[int]:
@@ -74,6 +73,13 @@ class StepTarget:
     def uniform(self, node: int, draw: int) -> float:
         """Return a number in [0, 1) for the token after ``node``."""
         return uniform(self._sampler.seed, self._place(node), draw=draw)
+
+    def settle(self) -> None:
+        """End the walk: the shaper is not asked any more, since its processors know one text only.
+
+        What somebody asks from now on, to learn from the step, is answered as by ``guess_many``.
+        """
+        self._shaper = None
 
     def _choose_plain(self, nodes: Sequence[int]) -> None:
         wanted = [node for node in dict.fromkeys(nodes) if node not in self._guesses]

@@ -93,7 +93,7 @@ def walked(verifier: Verifier, proposal: Proposal, target: TargetTokens) -> Acce
 
 def cut(tokens: Iterable[int], rules: StopRules) -> tuple[int, ...]:
     """Return what the stop rules leave of a run."""
-    kept, last = cut_run([(token, None) for token in tokens], rules)
+    kept, last, _ = cut_run([(token, None) for token in tokens], rules)
     assert last == ROOT
     return kept
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -634,9 +634,9 @@ def test_a_list_of_numbers_is_one_prompt() -> None:
 
 
 @pytest.mark.parametrize("empty", [[], ()])
-def test_an_empty_list_is_an_empty_prompt(empty: Any) -> None:
+def test_an_empty_list_is_said_to_be_empty(empty: Any) -> None:
     model = ToyAdapter()
-    with pytest.raises(GenerationError, match="the prompt is empty"):
+    with pytest.raises(GenerationError, match="the list is empty; give a prompt, or a list of pr"):
         toy(model).generate(empty)
     assert model.forwards == []
 
@@ -728,6 +728,32 @@ def test_a_sequence_that_fails_on_the_way_is_named() -> None:
     assert [result.tokens for result in results[:2]] == [result.tokens for result in alone]
     assert [result.finish_reason for result in results] == ["cancelled", "length", "cancelled"]
     assert len(results[2].tokens) == 3
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_a_processor_raises_in_a_batch_does_not_lose_the_other_answers(
+    error: type[BaseException],
+) -> None:
+    """The exception is the caller's own, as for a single prompt."""
+
+    def processor(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] == 4:
+            raise error("mine")
+        return scores
+
+    decoder = toy(ToyAdapter(), "autoregressive")
+    asked = [Request([1]), Request([3], logits_processor=processor)]
+    with pytest.raises(error, match=r"^mine$") as caught:
+        decoder.generate(asked, max_new_tokens=9)
+    results = cast("Any", caught.value).results
+    assert len(results[0].tokens) == (4 if error is ValueError else 3)
+    assert results[0].tokens == decoder.generate([1], max_new_tokens=len(results[0].tokens)).tokens
+    assert len(results[1].tokens) == 3
+    if error is ValueError:
+        assert cast("Any", caught.value).sequence == 1
+        assert getattr(caught.value, "__notes__", ["prompt 1 of the batch: step 3"]) == [
+            "prompt 1 of the batch: step 3"
+        ]
 
 
 def test_a_decoder_goes_on_after_a_sequence_of_a_batch_failed() -> None:

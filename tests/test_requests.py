@@ -12,7 +12,6 @@ import itertools
 import math
 import re
 import string
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MaxLengthCriteria,
@@ -396,16 +395,10 @@ def test_processors_of_the_caller_come_after_the_own(strategy: str) -> None:
 
 
 class Recorder:
-    """Changes scores by the length and the last token, and keeps the prefixes it was asked about.
-
-    A fork is the recorder itself: it sees the calls of all copies, and they do not matter to it.
-    """
+    """Changes scores by length and last token, and keeps the prefixes it was asked about."""
 
     def __init__(self) -> None:
         self.prefixes: list[list[int]] = []
-
-    def fork(self) -> Recorder:
-        return self
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.prefixes.extend(input_ids.tolist())
@@ -578,267 +571,182 @@ def test_equal_candidates_are_asked_about_once() -> None:
     assert recorder.prefixes == prefixes(PROMPT, expected)
 
 
-class Slotted:
-    """Alternates, and has no ``__dict__`` that would show it."""
-
-    __slots__ = ("calls",)
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.calls += 1
-        return scores if self.calls % 2 else -scores
+every_verifier = pytest.mark.parametrize("verifier", ["exact_match", "rejection"])
 
 
-class FromFive:
-    """Changes its mind at the fifth call, later than anyone may try."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.calls += 1
-        return scores if self.calls < 5 else -scores
-
-
-class Noisy:
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores + torch.rand(scores.shape)
-
-
-class Remembering:
-    """Counts the tokens that it has seen, however often it is asked."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.seen.append(int(input_ids[0, -1]))
-        changed = scores.clone()
-        changed[0, self.seen] -= 1
-        return changed
-
-
-class WithModel:
-    def __init__(self) -> None:
-        self.model = nn.Linear(1, 1)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores
-
-
-def closure() -> Callable[..., Tensor]:
-    calls = itertools.count()
-
-    def alternating(input_ids: Tensor, scores: Tensor) -> Tensor:
-        return -scores if next(calls) % 2 else scores
-
-    return alternating
-
-
-def counting() -> Callable[..., Tensor]:
-    """A closure whose state shows only later than anyone may try."""
-    calls = 0
-
-    def counted(input_ids: Tensor, scores: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return scores if calls < 9 else -scores
-
-    return counted
-
-
-def listing(input_ids: Tensor, scores: Tensor, seen: list[int] = []) -> Tensor:  # noqa: B006
-    seen.append(int(input_ids[0, -1]))
-    return scores
-
-
-def nested() -> Callable[..., Tensor]:
-    """A closure over a closure with a state."""
-    inner = counting()
-    return lambda input_ids, scores: inner(input_ids, scores)
-
-
-def keyword_only() -> Callable[..., Tensor]:
-    def counted(input_ids: Tensor, scores: Tensor, *, seen: list[int] = []) -> Tensor:  # noqa: B006
-        seen.append(1)
-        return scores
-
-    return counted
-
-
-def on_itself() -> Callable[..., Tensor]:
-    def counted(input_ids: Tensor, scores: Tensor) -> Tensor:
-        counted.calls = getattr(counted, "calls", 0) + 1  # type: ignore[attr-defined]
-        return scores
-
-    return counted
-
-
-class Holding:
-    """Holds a function with a state, and something that cannot be compared."""
-
-    def __init__(self) -> None:
-        self.inner = counting()
-        self.other = lambda x: x
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return self.inner(input_ids, scores)
-
-
-class Late(FromFive):
-    """Has an attribute that cannot be pickled beside its state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = -9
-        self.other = lambda x: x
-
-
-class Wrapped:
-    """Holds what holds a model."""
-
-    def __init__(self) -> None:
-        self.inside = [WithModel()]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores
-
-
-STATEFUL: list[tuple[str, Callable[[], Any]]] = [
-    ("counted", counting),
-    ("listing", lambda: listing),
-    ("lambda", nested),
-    ("counted", keyword_only),
-    ("counted", on_itself),
-    ("Holding", Holding),
-    ("Late", Late),
-    ("Wrapped", Wrapped),
-    ("", lambda: partial(counting())),
-    ("FromFive", FromFive),
-    ("Remembering", Remembering),
-    ("Noisy", Noisy),
-    ("WithModel", WithModel),
-    ("Slotted", Slotted),
-    ("alternating", closure),
-    ("EveryThird", lambda: [lambda _, scores: scores, EveryThird()]),
-    ("EveryThird", lambda: LogitsProcessorList([TopKLogitsWarper(3), EveryThird()])),
-    ("EveryThird", lambda: [LogitsProcessorList([EveryThird()])]),
-    ("", lambda: FromFive().__call__),
-    ("", lambda: partial(FromFive())),
-    (
-        "SynthIDTextWatermarkLogitsProcessor",
-        lambda: SynthIDTextWatermarkLogitsProcessor(
-            ngram_len=3,
-            keys=[5, 6, 7],
-            sampling_table_size=64,
-            sampling_table_seed=0,
-            context_history_size=16,
-            device=torch.device("cpu"),
-        ),
-    ),
-    (
-        "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-        lambda: UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, tiny_model()),
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "make"),
-    STATEFUL,
-    ids=[
-        *(
-            "nonlocal",
-            "default",
-            "nested",
-            "keyword",
-            "on itself",
-            "holding",
-            "late",
-            "wrapped",
-            "partial function",
-            "class",
-            "list",
-            "random",
-            "model",
-            "slots",
-            "closure",
-            "in a list",
-            "in their list",
-        ),
-        *("in a list of lists", "method", "partial", "synthid", "guidance"),
-    ],
-)
-def test_a_processor_with_a_state_and_no_fork_is_refused_by_name(
-    name: str, make: Callable[[], Any]
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@every_strategy
+def test_a_processor_that_keeps_a_state_gives_what_plain_decoding_gives(
+    strategy: str, sampled: bool
 ) -> None:
-    model, processor = ToyAdapter(vocab_size=VOCABULARY), make()
+    """It needs no ``fork()``: it is called once for each token of the text, in order."""
+    model, options = ToyAdapter(context=2), SAMPLED if sampled else None
+    both = [EveryThird(), InOrder(PROMPT[:-1])]
+    expected = plain_loop(model, PROMPT, COUNT, both, sampled=options)
+    own = [EveryThird(), InOrder(PROMPT[:-1])]
+    made = strategy_of(strategy, [*PROMPT, *expected], model.vocab_size)
+    result = decoder(model, made).generate(
+        PROMPT, max_new_tokens=COUNT, logits_processor=own, **(options or {})
+    )
+    assert result.tokens == expected
+    assert own[0].calls == COUNT
+
+
+def synthid() -> LogitsProcessorList:
+    made = SynthIDTextWatermarkLogitsProcessor(
+        ngram_len=3, keys=[654, 400, 836], sampling_table_size=128, sampling_table_seed=0,
+        context_history_size=16, device=torch.device("cpu"),
+    )  # fmt: skip
+    return LogitsProcessorList([TopKLogitsWarper(8), made])
+
+
+def guidance() -> LogitsProcessorList:
+    return LogitsProcessorList([UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, tiny_model())])
+
+
+def counting() -> LogitsProcessorList:
+    return LogitsProcessorList([EveryThird()])
+
+
+@pytest.mark.parametrize("make", [synthid, guidance, counting])
+@every_verifier
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_processors_with_a_state_give_what_they_give_in_transformers(
+    strategy: str, verifier: str, make: Callable[[], LogitsProcessorList]
+) -> None:
+    model = tiny_model()
+    generated = model.generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        max_new_tokens=COUNT,
+        do_sample=False,
+        logits_processor=make(),
+        pad_token_id=0,
+    )
+    one = Decoder.from_model(model, strategy=STRATEGIES[strategy], verifier=verifier)
+    result = one.generate(PROMPT, max_new_tokens=COUNT, logits_processor=make())
+    assert result.tokens == generated[0, len(PROMPT) :].tolist()
+    assert result.tokens != list(plain_text())
+
+
+@pytest.mark.parametrize("strategy", ["jacobi", "lookahead", "prompt_lookup"])
+def test_rejection_asks_a_processor_about_the_text_it_writes_and_nothing_else(
+    strategy: str,
+) -> None:
+    recorder = Recorder()
+    one = Decoder.from_model(tiny_model(), strategy=strategy, verifier="rejection")
+    result = one.generate(LONG_PROMPT, max_new_tokens=COUNT, logits_processor=recorder, **SAMPLED)
+    assert recorder.prefixes == prefixes(LONG_PROMPT, result.tokens)
+
+
+class Treasure:
+    """Holds what nobody may copy, as a table of a million entries."""
+
+    def __init__(self) -> None:
+        self.table = dict.fromkeys(range(10), 0.0)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores
+
+    def refuse(self, *_: Any) -> Any:
+        raise AssertionError("copied")
+
+    __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__ = __getstate__ = refuse
+
+
+def test_a_processor_is_neither_copied_nor_called_beforehand() -> None:
+    processor = Treasure()
     before = torch.get_rng_state()
-    with pytest.raises(ConfigError, match=f"{name}.* keeps a state; give it fork") as caught:
-        decoder(model, "lookahead").generate(PROMPT, max_new_tokens=9, logits_processor=processor)
-    assert caught.value.key == "logits_processor"
-    assert "\n" not in str(caught.value)
-    assert model.forwards == []
+    for strategy in ("autoregressive", "lookahead"):
+        one = decoder(ToyAdapter(), strategy)
+        tokens = one.generate(PROMPT, max_new_tokens=6, logits_processor=processor).tokens
+        assert len(tokens) == 6
+    recorder = Recorder()
+    decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=0, logits_processor=recorder)
+    assert recorder.prefixes == []
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_function_is_tried_without_a_trace() -> None:
-    """A copy of it is called: the request's own first call finds its closure as it was."""
-    calls: list[int] = []
-    not_yet: Any
+class Failing:
+    """Raises or bans all tokens, instead of saying what the token at ``place`` may be."""
 
-    def noted(input_ids: Tensor, scores: Tensor) -> Tensor:
-        calls.append(input_ids.shape[1])
-        return scores if calls else not_yet
-
-    with pytest.raises(ConfigError, match="noted keeps a state"):
-        decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=3, logits_processor=noted)
-    assert calls == []
-    not_yet = None
-
-
-class Buffer:
-    """Has room to work in, which is no state."""
-
-    def __init__(self) -> None:
-        self.buffer = torch.empty(0)
+    def __init__(self, place: int, error: Exception | None) -> None:
+        self.length = len(PROMPT) + place
+        self.error = error
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.buffer = torch.zeros_like(scores)
-        self.buffer[0, 3] = 1
-        return scores + self.buffer
+        if input_ids.shape[1] < self.length:
+            return scores
+        if self.error is not None:
+            raise self.error
+        return torch.full_like(scores, -math.inf)
+
+    def criterion(self, input_ids: Tensor, scores: None) -> bool:
+        if input_ids.shape[1] > self.length:
+            raise self.error or OSError
+        return False
 
 
-def with_a_module_and_a_lock() -> Callable[..., Tensor]:
-    import math as mathematics
+@pytest.mark.parametrize("how", ["no token", "processor", "criterion"])
+@every_verifier
+@every_strategy
+def test_the_run_up_to_a_failure_is_delivered_first(strategy: str, verifier: str, how: str) -> None:
+    """As many tokens as plain decoding has delivered by then, alone and in a batch."""
+    model, place = ToyAdapter(context=2), 7
+    text = plain_loop(model, PROMPT, COUNT)
+    failing = Failing(place, OSError("lost") if how == "processor" else None)
+    options: dict[str, Any] = {"logits_processor": failing}
+    if how == "criterion":
+        options = {"stopping_criteria": failing.criterion}
+    kind = GenerationError if how == "no token" else OSError
+    one = decoder(model, strategy_of(strategy, [*PROMPT, *text], model.vocab_size), words())
+    one = one.with_strategy(one.strategy, verifier=verifier)
+    stream = one.stream(PROMPT, max_new_tokens=COUNT, logprobs=1, **options)
+    seen: list[int] = []
+    with pytest.raises(kind):
+        seen.extend(token for chunk in stream for token in chunk.tokens)
+    assert seen == stream.result.tokens == text[:place]
+    assert stream.result.text == "".join(f"<{token}>" for token in text[:place])
+    assert len(stream.result.logprobs or ()) == place
+    assert stream.result.finish_reason == "cancelled"
+    batch = [Request(PROMPT, max_new_tokens=2), Request(PROMPT, max_new_tokens=COUNT, **options)]
+    with pytest.raises(kind) as caught:
+        one.generate(batch)
+    failure: Any = caught.value
+    assert failure.sequence == 1
+    assert failure.results[1].tokens == text[:place]
+    assert failure.results[0].finish_reason == "length"
 
-    lock = threading.Lock()
 
-    def locked(input_ids: Tensor, scores: Tensor) -> Tensor:
-        with lock:
-            return scores + mathematics.pi
+class Stopping:
+    """Raises what would look like the end of an iteration, from wherever it is called."""
 
-    return locked
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
+        if input_ids.shape[1] > len(PROMPT) + 1:
+            raise self.error
+        return scores if scores is not None else False
+
+    def fork(self) -> Stopping:
+        return self
+
+    def advance(self, token: int) -> bool:
+        raise self.error
+
+    def mask(self) -> Tensor:
+        return torch.ones(11, dtype=torch.bool)
 
 
-@pytest.mark.parametrize("make", [Buffer, with_a_module_and_a_lock])
-def test_what_keeps_no_state_is_not_refused(make: Callable[[], Any]) -> None:
-    tokens = decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=5, logits_processor=make())
-    assert len(tokens.tokens) == 5
-
-
-def test_a_function_over_a_model_is_taken_untried() -> None:
-    model, calls = nn.Linear(1, 1), 0
-
-    def guided(input_ids: Tensor, scores: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return scores + model.weight.detach() * 0
-
-    decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=3, logits_processor=guided)
-    assert calls == 3
+@pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration])
+@pytest.mark.parametrize("key", ["logits_processor", "stopping_criteria", "constraint"])
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead"])
+def test_a_stop_iteration_of_the_callers_own_is_an_error_that_names_it(
+    strategy: str, key: str, error: type[Exception]
+) -> None:
+    with pytest.raises(GenerationError, match=f"Stopping raised {error.__name__}"):
+        decoder(ToyAdapter(), strategy).generate(PROMPT, max_new_tokens=9, **{key: Stopping(error)})
 
 
 def plain_function(input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -946,7 +854,7 @@ def test_a_processor_that_knows_the_texts_own_prefixes_only_is_taken() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_processor_is_tried_on_scores_of_the_type_that_it_will_get(dtype: torch.dtype) -> None:
+def test_a_processor_gets_scores_of_the_models_type(dtype: torch.dtype) -> None:
     model = tiny_model(dtype=dtype)
     turn = torch.eye(VOCABULARY, dtype=dtype).roll(1, dims=0)
 
@@ -956,20 +864,6 @@ def test_a_processor_is_tried_on_scores_of_the_type_that_it_will_get(dtype: torc
     expected = plain_loop(model, PROMPT, 9, [turned])
     result = decoder(model).generate(PROMPT, max_new_tokens=9, logits_processor=turned)
     assert result.tokens == expected
-
-
-def test_trying_a_processor_leaves_it_and_the_global_generator_alone() -> None:
-    class Drawing(Harmless):
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            torch.rand(3)  # no good to anyone, and no state of its own
-            self.table = self.table.clone()
-            return super().__call__(input_ids, scores)
-
-    processor = Drawing()
-    table, before = processor.table, torch.get_rng_state()
-    decoder(ToyAdapter()).generate(PROMPT, max_new_tokens=0, logits_processor=processor)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert processor.table is table
 
 
 @pytest.mark.parametrize(
@@ -1424,7 +1318,7 @@ def test_every_reason_to_end(strategy: str) -> None:
     model = Scripted([*PROMPT, *says])
     made = strategy_of(strategy, [*PROMPT, *says], model.vocab_size)
     stream = decoder(model, made, words()).stream(PROMPT, max_new_tokens=6)
-    assert stream.result.finish_reason == "cancelled"
+    assert stream.result.finish_reason is None
     first = next(stream)
     stream.cancel()
     assert list(stream) == []

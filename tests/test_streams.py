@@ -490,6 +490,20 @@ def agrees(result: GenerationResult) -> bool:
     return result.text == TOKENIZER.decode(result.tokens).rstrip("\ufffd")
 
 
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_result_has_no_finish_reason_while_the_request_is_under_way(end: str) -> None:
+    stream = decoder_of(ToyAdapter(), "autoregressive").stream(PROMPT, max_new_tokens=2)
+    reasons = [stream.result.finish_reason]
+    for _ in range(2):
+        next(stream)
+        reasons.append(stream.result.finish_reason)
+    assert reasons == [None, None, "length"]
+    stream = decoder_of(ToyAdapter(), "autoregressive").stream(PROMPT, max_new_tokens=2)
+    next(stream)
+    getattr(stream, end)()
+    assert stream.result.finish_reason == "cancelled"
+
+
 def test_the_result_between_two_chunks() -> None:
     model = ToyAdapter()
     stream = Decoder(model, TOKENIZER, strategy=Oracles(model)).stream(PROMPT, max_new_tokens=40)
@@ -702,6 +716,31 @@ def test_a_streamer_is_ended_once_on_an_error_of_its_own(fail_at: int) -> None:
     assert decoder.generate(PROMPT, max_new_tokens=9).tokens == plain_decode(
         model, PROMPT, max_new_tokens=9
     )
+
+
+@pytest.mark.parametrize("method", ["put", "end"])
+@pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration])
+def test_a_stop_iteration_of_a_streamer_is_no_end_of_the_text(
+    error: type[Exception], method: str
+) -> None:
+    class Stopping(Recorder):
+        def put(self, tokens: Tensor) -> None:
+            super().put(tokens)
+            if method == "put" and len(self.runs) == 3:
+                raise error
+
+        def end(self) -> None:
+            super().end()
+            if method == "end":
+                raise error
+
+    message = rf"{method}\(\) of the streamer Stopping raised {error.__name__}"
+    for use in (list, lambda stream: asyncio.run(collect(stream)), GenerationStream.run):
+        decoder, streamer = decoder_of(ToyAdapter(), "autoregressive"), Stopping()
+        stream = decoder.stream(PROMPT, max_new_tokens=9, streamer=streamer)
+        with pytest.raises(GenerationError, match=message):
+            use(stream)
+        assert streamer.ends == 1
 
 
 def test_a_streamer_whose_end_fails_is_not_ended_again() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from decodekit.interfaces import KVCache, ModelAdapter
+from decodekit.interfaces import HasRepeat, KVCache, ModelAdapter
 from decodekit.plan import StepPlan
 from decodekit.testing.adapter_text import check_texts
 from decodekit.testing.adapter_unseen import check_memory, check_unseen_tokens
@@ -52,6 +52,7 @@ def check_adapter(
     _check_commits(subject)
     _check_scratch(subject)
     _check_batches(subject)
+    _check_copies(subject)
     check_unseen_tokens(subject)
     check_memory(subject, storage)
     _check_edges(subject)
@@ -207,6 +208,31 @@ def _check_batches(subject: Subject) -> None:
                 f"lengths {cache.lengths} after round {round_}",
             )
             texts = [subject.tokens(length) for length in reversed(lengths)]
+
+
+def _check_copies(subject: Subject) -> None:
+    """Run what sequences begin with once, copy its rows, and let each go its own way."""
+    choose = subject.choose
+    for sources in ((0, 0, 0), (0, 1, 0, 1, 2)):
+        begun = [subject.tokens(length) for length in (7, 1, 4)[: max(sources) + 1]]
+        cache = subject.new_cache(batch=len(sources), capacity=40)
+        if not isinstance(cache, HasRepeat):
+            return
+        cache.keep(range(len(begun)))
+        trees = [TokenTree() for _ in begun]
+        _batch_step(subject, cache, begun, trees, f"before repeat{sources}")
+        lengths = cache.lengths
+        cache.repeat(sources)
+        expected = tuple(lengths[source] for source in sources)
+        law(
+            cache.lengths == expected,
+            "repeat copies the named sequences",
+            f"lengths {cache.lengths}, not {expected}, after repeat({sources})",
+        )
+        texts = [[*begun[source][: lengths[source]], *subject.tokens(2)] for source in sources]
+        for step in range(2):
+            trees = [subject.tree(choose.randrange(5), after=len(text)) for text in texts]
+            _batch_step(subject, cache, texts, trees, f"step {step} after repeat{sources}")
 
 
 def _batch_step(

@@ -29,7 +29,8 @@ def check_verifier(verifier: Verifier, *, seed: int = 0, cases: int = 60) -> Non
 
     A verifier with ``same_tokens = False`` is held to the model's tokens under greedy decoding, and
     to its distribution under sampling: the first token of 1,500 draws, for certain guesses and for
-    drafts with probabilities, each share within five standard deviations.
+    drafts with probabilities, each share within five standard deviations. With ``in_order = False``
+    it may ask about any node.
 
     Args:
         verifier: What is checked.
@@ -111,6 +112,7 @@ def _check_walk(
         f"temperature {params.temperature:g}, tokens {tree.tokens}, parents {tree.parents}, "
         f"toy model {model.seed}, prompt {prompt}"
     )
+    in_order = getattr(verifier, "in_order", True)
     target = _target(model, prompt, tree, params)
     run: list[Accepted] = []
     for token, node in verifier.verify(Proposal(tree), target):
@@ -135,7 +137,7 @@ def _check_walk(
         early = sorted(
             node
             for node in target.nodes
-            if node != ROOT and tree.path_tokens(node) != tokens[: tree.depths[node]]
+            if in_order and node != ROOT and tree.path_tokens(node) != tokens[: tree.depths[node]]
         )
         law(
             not early,

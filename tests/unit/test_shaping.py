@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,11 +11,14 @@ import torch
 from torch import Tensor
 
 from decodekit import Decoder
-from decodekit.errors import GenerationError
+from decodekit.errors import ConfigError, GenerationError
+from decodekit.interfaces import Accepted, Proposal, StepOutcome, TargetTokens
 from decodekit.shaping import Shaper
 from decodekit.strategies.autoregressive import Autoregressive
+from decodekit.testing import check_verifier
 from decodekit.tree import ROOT, TokenTree
-from tests.fakes import ToyAdapter
+from decodekit.verify import ExactMatchVerifier
+from tests.fakes import Given, RandomProposer, ToyAdapter
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -89,23 +94,66 @@ def test_a_faulty_processor_is_named(answer: Any, message: str) -> None:
         generate(logits_processor=Faulty(answer))
 
 
-def test_a_row_is_asked_about_after_the_commit_on_its_own_prefix() -> None:
-    """The list of committed tokens has grown by then."""
-    seen: list[list[int]] = []
+class Everywhere:
+    """A verifier of exact matching that asks about every node, and in any order."""
 
-    def record(input_ids: Tensor, scores: Tensor) -> Tensor:
-        seen.extend(input_ids.tolist())
-        return scores
+    def verify(self, proposal: Proposal, target: TargetTokens) -> Iterator[Accepted]:
+        for node in reversed(range(len(proposal.tree))):
+            target.after(node)
+        return ExactMatchVerifier().verify(proposal, target)
 
-    shaper = Shaper([record])
-    committed = [5, 6]
-    shaper.begin(committed, TokenTree.chain([7, 8]), torch.zeros(3, 11))
-    shaper.row(ROOT)
-    shaper.commit(ROOT, 3)
-    committed.append(3)
-    shaper.row(0)
-    shaper.row(0)
-    assert seen == [[5, 6], [5, 6, 7]]
+
+class Declared(Everywhere):
+    in_order = False
+
+
+class Plain:
+    """Keeps a state: the number of its calls; some of them change the scores."""
+
+    calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        return scores if self.calls % 3 else scores.roll(2, dims=-1)
+
+
+class Forked(Plain):
+    def fork(self) -> Forked:
+        return copy.copy(self)
+
+
+def in_any_order(verifier: Any, processor: Any) -> list[int]:
+    oracle = Given(lambda: RandomProposer(seed=3, vocab_size=11, nodes=8), 8)
+    decoder = Decoder(ToyAdapter(), strategy=oracle, verifier=verifier)
+    return decoder.generate(PROMPT, max_new_tokens=12, logits_processor=processor).tokens
+
+
+def test_a_verifier_that_asks_in_any_order_needs_fork_and_says_so_by_name() -> None:
+    check_verifier(Declared())
+    with pytest.raises(ConfigError, match=r"logits processor Plain has no fork\(\)") as caught:
+        in_any_order(Declared(), Plain())
+    assert caught.value.key == "logits_processor"
+    assert in_any_order(Declared(), Forked()) == in_any_order(ExactMatchVerifier(), Plain())
+
+
+def test_a_verifier_that_asks_in_any_order_unannounced_is_found_out() -> None:
+    """What it asks about beside the text must not reach a processor."""
+    with pytest.raises(GenerationError, match=r"not the next of the text.* in_order = False"):
+        in_any_order(Everywhere(), Plain())
+
+
+def test_a_strategy_that_asks_about_every_node_afterwards_calls_no_processor() -> None:
+    class Curious(RandomProposer):
+        def observe(self, outcome: StepOutcome) -> None:
+            nodes = range(len(outcome.proposal.tree))
+            assert outcome.target.after_many(nodes) == outcome.target.guess_many(nodes)
+
+    text = in_any_order(ExactMatchVerifier(), Plain())
+    made = Given(lambda: Curious(seed=3, vocab_size=11, nodes=8), 8)
+    decoder = Decoder(ToyAdapter(), strategy=made)
+    plain = Plain()
+    assert decoder.generate(PROMPT, max_new_tokens=12, logits_processor=plain).tokens == text
+    assert plain.calls == 12
 
 
 def test_no_graph_is_built_by_a_processor_with_parameters() -> None:

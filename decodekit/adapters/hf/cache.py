@@ -217,6 +217,12 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         self.texts = [self.texts[old] for old in sequences]
         self.is_long = [self.is_long[old] for old in sequences]
 
+    def repeat(self, sequences: Sequence[int]) -> None:
+        """Go on with copies of these sequences, each ``sequences[i] <= i``; see ``HasRepeat``."""
+        self._storage.repeat(sequences)
+        self.texts = [list(self.texts[old]) for old in sequences]
+        self.is_long = [self.is_long[old] for old in sequences]
+
     def reset(self) -> None:
         """Forget every row; all sequences are there again, and the memory stays."""
         self._storage.reset()

@@ -158,6 +158,10 @@ class LlamaCache:
         """Let go of all sequences but these, ascending; they are numbered anew from 0."""
         self._storage.keep(sequences)
 
+    def repeat(self, sequences: Sequence[int]) -> None:
+        """Go on with copies of these sequences, each ``sequences[i] <= i``; see ``HasRepeat``."""
+        self._storage.repeat(sequences)
+
     def reset(self) -> None:
         """Forget every row; all sequences are there again, and the memory stays."""
         self._storage.reset()
