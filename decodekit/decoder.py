@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
@@ -24,6 +26,7 @@ from decodekit.factory import (
     prepare_execution,
 )
 from decodekit.foreign import check_streamer
+from decodekit.generation_defaults import GenerationDefaults, defaults_of
 from decodekit.interfaces import (
     Compilation,
     HasExecution,
@@ -37,14 +40,17 @@ from decodekit.params import SamplingParams
 from decodekit.plugins import new_observers
 from decodekit.prompts import Prompt, encode_prompt, is_batch
 from decodekit.request import Request, prepare, request_of
-from decodekit.result import GenerationResult
+from decodekit.result import GenerationResult, TextScore
 from decodekit.runner import LocalRunner
+from decodekit.scoring import score_texts
 from decodekit.stream import GenerationStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["Decoder"]
+
+_LOG = logging.getLogger("decodekit")
 
 _OF_REQUESTS = {field.name for field in fields(Request)} - {
     field.name for field in fields(DecoderConfig)
@@ -68,6 +74,8 @@ class Decoder:
         chat: Whether a text prompt is wrapped in the chat template where a request does not say;
             None means if there is one.
         execution: The way of execution that the model was prepared for, for reports.
+        generation_defaults: Whether what the model's ``generation_config`` asks for holds where
+            neither a request nor ``sampling`` says otherwise; see docs/requests.md.
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class Decoder:
         prefill_chunk: int = 512,
         chat: bool | None = None,
         execution: str = "eager",
+        generation_defaults: bool = True,
     ) -> None:
         require_at_least(max_new_tokens, 0, key="max_new_tokens")
         require_at_least(prefill_chunk, 1, key="prefill_chunk")
@@ -107,6 +116,7 @@ class Decoder:
         self.prefill_chunk = prefill_chunk
         self.chat = getattr(tokenizer, "chat_template", None) is not None if chat is None else chat
         self.execution = execution
+        self.generation_defaults = generation_defaults
         self._idle: list[LocalRunner] = []  # runners whose cache memory can be taken again
 
     @classmethod
@@ -146,7 +156,7 @@ class Decoder:
         model, tokenizer = load(config)
         adapter = build_adapter(model, adapter=config.adapter, backend=config.backend)
         execution = prepare_execution(model, config.execution, adapter)
-        return cls(
+        decoder = cls(
             adapter,
             tokenizer,
             strategy=strategy,
@@ -156,7 +166,10 @@ class Decoder:
             prefill_chunk=config.prefill_chunk,
             chat=config.chat,
             execution=execution,
+            generation_defaults=config.model.generation_defaults,
         )
+        decoder._tell_what_is_not_done()
+        return decoder
 
     @classmethod
     def from_model(
@@ -192,7 +205,8 @@ class Decoder:
                 ``eager``.
             chat: Whether a text prompt is wrapped in the chat template; here text is taken as it is
                 unless you say otherwise.
-            settings: Further arguments of ``Decoder``.
+            settings: Further arguments of ``Decoder``; ``generation_defaults=False`` leaves the
+                model's ``generation_config`` alone.
 
         Raises:
             ConfigError: A name or a setting is unknown.
@@ -219,6 +233,7 @@ class Decoder:
         )
         # Last: it changes the model.
         decoder.execution = prepare_execution(model, execution, decoder.adapter)
+        decoder._tell_what_is_not_done()
         return decoder
 
     @property
@@ -230,6 +245,11 @@ class Decoder:
     def compilation(self) -> Compilation | None:
         """What compiling has cost so far; None where nothing is compiled."""
         return self.adapter.compilation if isinstance(self.adapter, HasExecution) else None
+
+    @property
+    def taken_from_model(self) -> GenerationDefaults:
+        """What holds of the model's ``generation_config`` where a request says nothing."""
+        return self._defaults().under(self.sampling)
 
     def with_strategy(self, strategy: Any, *, verifier: Any = None) -> Decoder:
         """Return a decoder over the same model with another strategy.
@@ -248,6 +268,7 @@ class Decoder:
             prefill_chunk=self.prefill_chunk,
             chat=self.chat,
             execution=self.execution,
+            generation_defaults=self.generation_defaults,
         )
 
     @overload
@@ -334,6 +355,39 @@ class Decoder:
             answer, lambda cancelled: self.steps([answer], cancelled), streamer=streamer
         )
 
+    def score(
+        self, text: Any, *, logprobs: int = 0, chat: bool = False
+    ) -> TextScore | list[TextScore]:
+        """Return how probable the model holds the tokens of a text; nothing is decoded.
+
+        The log-probabilities are those of the model's own logits. They are found in passes of
+        ``prefill_chunk`` tokens at most, so that memory is bounded.
+
+        Args:
+            text: Text, token ids or chat messages, or a list of such, which are run together.
+            logprobs: How many of the most probable tokens are reported with each one.
+            chat: Whether text is wrapped in the chat template; here it is taken as it is unless
+                you say otherwise.
+
+        Returns:
+            The scores of the text, or a list of those of each.
+
+        Raises:
+            GenerationError: A text is empty, has an unknown token, or is too long.
+        """
+        require_at_least(logprobs, 0, key="logprobs")
+        if isinstance(text, (list, tuple)) and not text:
+            return []
+        texts = [self.encode(one, chat=chat) for one in (text if is_batch(text) else [text])]
+        with self._runner() as runner:
+            runner.start(batch=len(texts), capacity=max(map(len, texts)))
+            scores = score_texts(runner, texts, [logprobs] * len(texts))
+        found = [
+            TextScore(tokens=tokens, logprobs=entries)
+            for tokens, entries in zip(texts, scores, strict=True)
+        ]
+        return found if is_batch(text) else found[0]
+
     def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
         """Return the token ids of a prompt.
 
@@ -354,15 +408,32 @@ class Decoder:
 
     def begin(self, prompt: Prompt | Request, **options: Any) -> Answer:
         """Return an empty answer to be decoded by ``steps``; the arguments are ``stream``'s."""
+        request, defaults = request_of(prompt, options, self.sampling, self._defaults())
         return prepare(
-            request_of(prompt, options, self.sampling),
+            request,
             self.adapter,
             self.tokenizer,
             strategy=self.strategy,
             verifier=self.verifier,
             max_new_tokens=self.max_new_tokens,
             chat=self.chat,
+            defaults=defaults,
         )
+
+    def _defaults(self) -> GenerationDefaults:
+        """Return what the model asks for now: its configuration may be edited at any time."""
+        if not self.generation_defaults:
+            return GenerationDefaults()
+        model = getattr(self.adapter, "model", None)
+        return defaults_of(model, vocab_size=self.adapter.vocab_size)
+
+    def _tell_what_is_not_done(self) -> None:
+        if unsupported := self._defaults().unsupported:
+            _LOG.warning(
+                "the model's generation_config sets %s, which decodekit does not do; "
+                "model.generate does",
+                ", ".join(unsupported),
+            )
 
     def steps(
         self, answers: Sequence[Answer], cancelled: Callable[[], bool] = lambda: False
@@ -373,13 +444,7 @@ class Decoder:
             answers: Made by ``begin``; each must be given its records by ``Answer.add``.
             cancelled: Asked between passes whether to give up.
         """
-        # No other request uses the runner meanwhile.
-        try:
-            runner = self._idle.pop()
-        except IndexError:
-            runner = LocalRunner(self.adapter, prefill_chunk=self.prefill_chunk)
-        usable = True
-        try:
+        with self._runner() as runner:
             yield from decode(
                 [answer.state for answer in answers],
                 runner=runner,
@@ -387,6 +452,17 @@ class Decoder:
                 cancelled=cancelled,
                 observers=new_observers(),
             )
+
+    @contextmanager
+    def _runner(self) -> Iterator[LocalRunner]:
+        """Give a runner that no other request uses meanwhile."""
+        try:
+            runner = self._idle.pop()
+        except IndexError:
+            runner = LocalRunner(self.adapter, prefill_chunk=self.prefill_chunk)
+        usable = True
+        try:
+            yield runner
         except Exception:
             usable = False  # its cache may be what failed
             raise

@@ -131,6 +131,7 @@ def request_options(config: RunConfig) -> dict[str, Any]:
         "stop": config.stop,
         "stop_token_ids": config.stop_token_ids,
         "logprobs": config.logprobs,
+        "prompt_logprobs": config.prompt_logprobs,
         "constraint": _constraint(config.constraint),
     }
 
@@ -211,11 +212,14 @@ def _record(
         "execution": decoder.execution,
         "strategy": asdict(config.strategy),
         "seed": config.sampling.seed,
+        "generation_config": decoder.taken_from_model.values,
     }
     if decoder.compilation is not None:
         record["compilation"] = asdict(decoder.compilation)
     if result.logprobs is not None:
         record["logprobs"] = [asdict(one) for one in result.logprobs]
+    if result.prompt_logprobs is not None:
+        record["prompt_logprobs"] = [one and asdict(one) for one in result.prompt_logprobs]
     if baseline is not None:
         record["compare"] = {
             "autoregressive": stats_record(baseline.result),
@@ -232,6 +236,8 @@ def _summarize(
     name = config.strategy.name
     end = f" ({result.finish_reason}), adapter {decoder.adapter_name}, {_execution(decoder)}"
     lines = ["", _line(name, result) + end]
+    if taken := str(decoder.taken_from_model):
+        lines.append(taken)
     if baseline is not None:
         lines.append(_line("autoregressive", baseline.result))
         speedup = _speedup(result, baseline.result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from decodekit.plan import StepPlan
 from decodekit.runner import Cancelled, LocalRunner
 from decodekit.sampling import Sampler
 from decodekit.scores import TokenLogprob, token_logprobs
+from decodekit.scoring import score_texts
 from decodekit.shaping import Shaper
 from decodekit.stopping import StopRules, cut_run
 from decodekit.target import StepTarget
@@ -38,6 +39,8 @@ class SequenceState:
         shaper: Changes logits before a token is chosen; None changes nothing.
         logprobs: Log-probabilities are reported with so many of the most probable tokens; None
             reports nothing.
+        prompt_logprobs: Likewise for the tokens of the prompt.
+        prompt_scores: Those of the prompt, once they are known: None for its first token.
     """
 
     committed: list[int]
@@ -47,6 +50,8 @@ class SequenceState:
     rules: StopRules
     shaper: Shaper | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_scores: list[TokenLogprob | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +98,22 @@ def decode(
     """
     if not all(state.committed for state in sequences):
         raise GenerationError("the prompt is empty; give at least one token")
-    active = [_Turn(number, state) for number, state in enumerate(sequences) if _goes_on(state)]
+    active = [
+        _Turn(number, state)
+        for number, state in enumerate(sequences)
+        if _goes_on(state) or state.prompt_logprobs is not None
+    ]
     if not active:
         return
     longest = max(len(state.committed) + state.rules.remaining for state in sequences)
     runner.start(batch=len(active), capacity=longest + max_nodes, cancelled=cancelled)
+    try:
+        active = _score_prompts(active, runner, cancelled)
+    except Cancelled:
+        return
     step, request = 0, next(_requests)
     while active and not cancelled():
-        before = runner.forward_seconds
+        before = runner.forward_seconds if step else 0.0
         try:
             for turn, prefix in zip(active, runner.cache.lengths, strict=True):
                 budget = _budget(turn.state, runner, max_nodes)
@@ -134,6 +147,24 @@ def decode(
             error.args = (f"{_place(error, len(sequences))}step {step}: {error}",)
             raise
         step += 1
+
+
+def _score_prompts(
+    turns: list[_Turn], runner: LocalRunner, cancelled: Callable[[], bool]
+) -> list[_Turn]:
+    """Score the prompts for which that was asked for; return the turns that go on."""
+    tops = [turn.state.prompt_logprobs for turn in turns]
+    if all(top is None for top in tops):
+        return turns
+    texts = [turn.state.committed for turn in turns]
+    for turn, scores in zip(
+        turns, score_texts(runner, texts, tops, cancelled=cancelled), strict=True
+    ):
+        turn.state.prompt_scores = scores
+    going_on = [place for place, turn in enumerate(turns) if _goes_on(turn.state)]
+    if 0 < len(going_on) < len(turns):
+        runner.keep(going_on)
+    return [turns[place] for place in going_on]
 
 
 class _Turn:

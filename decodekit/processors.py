@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from decodekit.dry import DryPenalty
 from decodekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -209,6 +210,7 @@ def processors_of(
     prompt_length: int,
     end_ids: Iterable[int],
     bad_words: Sequence[Sequence[int]],
+    breakers: frozenset[int] = frozenset(),
 ) -> list[LogitsProcessor]:
     """Return the processors that ``params`` switches on, in the order in which they are applied.
 
@@ -217,6 +219,7 @@ def processors_of(
         prompt_length: Tokens of the prompt.
         end_ids: The tokens that end a text.
         bad_words: ``params.bad_words`` as token ids; see ``encode_bad_words``.
+        breakers: ``params.dry_sequence_breakers`` as tokens; see ``dry.breaker_tokens``.
 
     Raises:
         ConfigError: A bad word has no tokens.
@@ -230,6 +233,16 @@ def processors_of(
     if presence or frequency:
         chosen.append(
             OccurrencePenalty(presence=presence, frequency=frequency, prompt_length=prompt_length)
+        )
+    if params.dry_multiplier:
+        chosen.append(
+            DryPenalty(
+                multiplier=params.dry_multiplier,
+                base=params.dry_base,
+                allowed_length=params.dry_allowed_length,
+                breakers=breakers,
+                last=params.dry_range,
+            )
         )
     if params.no_repeat_ngram_size:
         chosen.append(NoRepeatNGram(params.no_repeat_ngram_size))

@@ -9,6 +9,7 @@ from typing import Any
 
 from decodekit.answer import Answer
 from decodekit.constraint import Constraint
+from decodekit.dry import breaker_tokens
 from decodekit.errors import (
     ConfigError,
     GenerationError,
@@ -17,9 +18,11 @@ from decodekit.errors import (
     shortened,
 )
 from decodekit.foreign import adopt_criteria, adopt_processors
+from decodekit.generation_defaults import GenerationDefaults
 from decodekit.guidance import json_schema_constraint, regex_constraint
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import SequenceState
+from decodekit.model_processors import banned_ids_of, model_processors_of
 from decodekit.params import SamplingParams
 from decodekit.processors import encode_bad_words, processors_of
 from decodekit.prompts import Prompt, as_token, encode_prompt
@@ -47,6 +50,7 @@ class Request:
             tokens; their text is not part of the text.
         logprobs: Report the log-probability of every new token, and those of so many of the most
             probable ones, 0 or more.
+        prompt_logprobs: Report the log-probability of every token of the prompt, likewise.
         logits_processor: ``transformers`` logits processors, or callables
             ``(input_ids [1, L], scores [1, V]) -> scores [1, V]``; after those of ``sampling``.
         stopping_criteria: ``transformers`` stopping criteria, or callables
@@ -62,6 +66,7 @@ class Request:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logits_processor: Any = None
     stopping_criteria: Any = None
     constraint: Constraint | Mapping[str, Any] | None = None
@@ -69,15 +74,26 @@ class Request:
 
 
 def request_of(
-    prompt: Prompt | Request, options: Mapping[str, Any], sampling: SamplingParams
-) -> Request:
+    prompt: Prompt | Request,
+    options: Mapping[str, Any],
+    sampling: SamplingParams,
+    defaults: GenerationDefaults | None = None,
+) -> tuple[Request, GenerationDefaults]:
     """Return a request from a prompt, or from a request, and options by keyword.
+
+    A keyword goes before all else; then come fields of the request's sampling, or without one of
+    the decoder's, that are not at their defaults; then what the model asks for.
 
     Args:
         prompt: The prompt, or a request.
         options: Fields of ``Request`` and of ``SamplingParams``, which go before what the request
             says; None leaves one as it is.
         sampling: How tokens are chosen where neither says.
+        defaults: What the model asks for where none of them says otherwise.
+
+    Returns:
+        The request, and what is left of ``defaults``, which the request's ``sampling`` holds as
+        far as it can.
 
     Raises:
         ConfigError: An option is unknown or out of its range.
@@ -98,7 +114,9 @@ def request_of(
             key="sampling",
         )
     changes = {name: given[name] for name in given if name in _SAMPLING}
-    return replace(request, sampling=replace(base, **changes))
+    params = replace(base, **changes)
+    left = (defaults or GenerationDefaults()).without(changes).under(params)
+    return replace(request, sampling=left.filled(params)), left
 
 
 def prepare(
@@ -110,6 +128,7 @@ def prepare(
     verifier: Verifier,
     max_new_tokens: int,
     chat: bool,
+    defaults: GenerationDefaults | None = None,
 ) -> Answer:
     """Return the empty answer to a request, ready to be decoded.
 
@@ -121,6 +140,7 @@ def prepare(
         verifier: What is accepted.
         max_new_tokens: Most new tokens, where the request does not say.
         chat: Whether a text prompt is wrapped in the chat template, where it does not say.
+        defaults: What the model asks for beside the request's ``sampling``.
 
     Raises:
         ConfigError: An option is out of its range or cannot work here.
@@ -129,6 +149,8 @@ def prepare(
     started = time.perf_counter()
     chat = chat if request.chat is None else request.chat
     params = request.sampling or SamplingParams()
+    if request.max_new_tokens is not None:
+        max_new_tokens = request.max_new_tokens
     limit = adapter.max_positions
     prompt = encode_prompt(
         request.prompt,
@@ -139,6 +161,8 @@ def prepare(
     )
     if request.logprobs is not None:
         require_at_least(request.logprobs, 0, key="logprobs")
+    if request.prompt_logprobs is not None:
+        require_at_least(request.prompt_logprobs, 0, key="prompt_logprobs")
     if not isinstance(chat, bool):
         raise ConfigError(
             f"chat must be true or false, not {shortened(chat)}", key="chat", value=chat
@@ -157,17 +181,18 @@ def prepare(
         verifier=verifier,
         sampler=make_sampler(params),
         rules=StopRules(
-            max_new_tokens=(
-                max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
-            ),
+            max_new_tokens=max_new_tokens,
             room=None if limit is None else limit - len(prompt),
             eos_token_ids=adapter.eos_token_ids,
             sequences=sequences,
             criteria=adopt_criteria(request.stopping_criteria, prompt=prompt),
             text=text,
         ),
-        shaper=_shaper(request, params, prompt, adapter, tokenizer, sequences),
+        shaper=_shaper(
+            request, params, prompt, adapter, tokenizer, sequences, defaults, max_new_tokens
+        ),
         logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
     return Answer(prompt, state, text=text, started=started)
 
@@ -216,10 +241,19 @@ def _shaper(
     adapter: ModelAdapter,
     tokenizer: Any,
     sequences: Sequence[tuple[int, ...]],
+    defaults: GenerationDefaults | None,
+    max_new_tokens: int,
 ) -> Shaper | None:
     """Return what changes the logits; None if nothing does, which saves a copy of each row."""
-    processors = []
-    if params.changes_logits:
+    defaults = defaults or GenerationDefaults()
+    ends = sorted(adapter.eos_token_ids)
+    processors, last = model_processors_of(
+        defaults, prompt_length=len(prompt), max_new_tokens=max_new_tokens, end_ids=ends
+    )
+    words, least = banned_ids_of(defaults, end_ids=ends), defaults.further.get("min_length", 0)
+    if least > len(prompt):
+        params = replace(params, min_new_tokens=least - len(prompt))
+    if params.changes_logits or words:
         for name in ("logit_bias", "suppress_tokens"):
             high = max(getattr(params, name), default=0)
             if high >= adapter.vocab_size:
@@ -229,14 +263,22 @@ def _shaper(
                 )
         if params.bad_words and tokenizer is None:
             raise GenerationError("bad_words need a tokenizer; give one to the Decoder")
+        breakers: frozenset[int] = frozenset()
+        if params.dry_multiplier and params.dry_sequence_breakers:
+            if tokenizer is None:
+                raise GenerationError(
+                    "dry_sequence_breakers need a tokenizer; give one to the Decoder, or "
+                    "dry_sequence_breakers=[]"
+                )
+            breakers = breaker_tokens(params.dry_sequence_breakers, tokenizer)
         processors += processors_of(
             params,
             prompt_length=len(prompt),
-            end_ids=sorted(
-                {*adapter.eos_token_ids, *(run[0] for run in sequences if len(run) == 1)}
-            ),
-            bad_words=encode_bad_words(params.bad_words, tokenizer) if params.bad_words else [],
+            end_ids=sorted({*ends, *(run[0] for run in sequences if len(run) == 1)}),
+            bad_words=encode_bad_words(params.bad_words, tokenizer) if params.bad_words else words,
+            breakers=breakers,
         )
+    processors += last
     processors += adopt_processors(
         request.logits_processor, prompt=prompt, vocab_size=adapter.vocab_size
     )
