@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from decodekit.params import SamplingParams
     from decodekit.registry import Component
     from decodekit.request import Request
-    from decodekit.result import GenerationResult, GenerationStats, TextChunk
+    from decodekit.result import GenerationResult, GenerationStats, TextChunk, TextScore
     from decodekit.stream import GenerationStream
     from decodekit.tree import TokenTree
 
@@ -32,6 +32,7 @@ _LAZY = {
     "Request": "decodekit.request",
     "SamplingParams": "decodekit.params",
     "TextChunk": "decodekit.result",
+    "TextScore": "decodekit.result",
     "TokenTree": "decodekit.tree",
     "hookimpl": "decodekit.hookspecs",
 }
@@ -47,6 +48,7 @@ __all__ = [
     "Request",
     "SamplingParams",
     "TextChunk",
+    "TextScore",
     "TokenTree",
     "__version__",
     "hookimpl",

@@ -84,4 +84,7 @@ class Answer:
                 ),
                 prompt_tokens=list(self.prompt),
                 logprobs=None if self.state.logprobs is None else list(self._logprobs),
+                prompt_logprobs=(
+                    None if self.state.prompt_logprobs is None else list(self.state.prompt_scores)
+                ),
             )

@@ -160,8 +160,8 @@ class _Referee:
     def scores(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         return self._sampler.scores(logits, positions)
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        return self._sampler.probabilities(logits)
+    def probabilities(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        return self._sampler.probabilities(logits, positions)
 
     def _judge(self, row: Tensor, position: int, token: int) -> int:
         """Return the token that decoding goes on with: the answer's, if it may stand."""

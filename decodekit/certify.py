@@ -78,6 +78,7 @@ def run_verify(config: RunConfig) -> int:
             "dtype": dtype_of(decoder),
             "tolerance": tolerance,
             "invariance_obstacle": decoder.invariance_obstacle,
+            "generation_config": decoder.taken_from_model.values,
             "complete": len(judged) == len(prompts),
         }
         if config.format == "json":
@@ -131,6 +132,9 @@ def _as_text(facts: dict[str, Any], judged: Sequence[_Judged], *, of: int) -> st
         if obstacle is None
         else f"the last bits of a row may depend on other rows: {obstacle}"
     )
+    if facts["generation_config"]:
+        taken = facts["generation_config"].items()
+        parts.append("generation_config: " + ", ".join(f"{name}={one}" for name, one in taken))
     if not facts["complete"]:
         parts.append(f"INCOMPLETE: {len(judged)} of {of} prompts were judged")
     if judged:

@@ -41,6 +41,9 @@ class ModelConfig:
             of the directory, or of the commit on the hub that ``revision`` has to name.
         max_positions: The longest text in tokens, prompt and answer together, where it is not to
             be what the model's configuration and its RoPE scaling say.
+        generation_defaults: Whether what the model's ``generation_config`` asks for (penalties,
+            bans, filters of a draw) holds where the settings and the request do not say otherwise,
+            as in ``model.generate``.
     """
 
     name: str = "local"
@@ -51,14 +54,17 @@ class ModelConfig:
     adapter: str | None = None
     trust_remote_code: bool = False
     max_positions: int | None = None
+    generation_defaults: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.trust_remote_code, bool):
-            raise ConfigError(
-                f"trust_remote_code must be true or false, not {shortened(self.trust_remote_code)}",
-                key="model.trust_remote_code",
-                value=self.trust_remote_code,
-            )
+        for name in ("trust_remote_code", "generation_defaults"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigError(
+                    f"{name} must be true or false, not {shortened(value)}",
+                    key=f"model.{name}",
+                    value=value,
+                )
         if self.max_positions is not None:
             require_at_least(self.max_positions, 1, key="model.max_positions")
 
@@ -242,6 +248,7 @@ class RunConfig(DecoderConfig):
         n: How many answers; sample ``i`` is drawn with ``seed`` plus ``i``.
         logprobs: Report the log-probability of every new token, and those of so many of the most
             probable ones; needs ``format=json``.
+        prompt_logprobs: Likewise for the tokens of the prompt.
         constraint: What the whole answer has to be.
         format: ``text`` streams the answer; ``json`` prints one object at the end.
         compare: Run ``autoregressive`` as well and compare tokens and speed.
@@ -260,6 +267,7 @@ class RunConfig(DecoderConfig):
     ignore_eos: bool = False
     n: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     constraint: ConstraintConfig = field(default_factory=ConstraintConfig)
     format: str = "text"
     compare: bool = False
@@ -288,10 +296,11 @@ class RunConfig(DecoderConfig):
             require_at_least(self.n, 1, key="n")
             if self.compare:
                 raise ConfigError("compare looks at one answer; leave out n or compare", key="n")
-        if self.logprobs is not None:
-            require_at_least(self.logprobs, 0, key="logprobs")
-            if self.format != "json":
-                raise ConfigError("logprobs need format=json to be shown", key="logprobs")
+        for key in ("logprobs", "prompt_logprobs"):
+            if getattr(self, key) is not None:
+                require_at_least(getattr(self, key), 0, key=key)
+                if self.format != "json":
+                    raise ConfigError(f"{key} need format=json to be shown", key=key)
 
 
 _ANSWER = (
@@ -303,6 +312,7 @@ _ANSWER = (
     "ignore_eos",
     "n",
     "logprobs",
+    "prompt_logprobs",
     "constraint",
     "format",
     "compare",
@@ -310,7 +320,7 @@ _ANSWER = (
 
 _IDLE = {
     "generate": ("profile",),
-    "verify": ("compare", "logprobs", "n", "profile"),
+    "verify": ("compare", "logprobs", "prompt_logprobs", "n", "profile"),
     "bench": (*_ANSWER, "profile"),
     "profile": (
         *_ANSWER,

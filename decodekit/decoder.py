@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -16,6 +18,7 @@ from decodekit.errors import (
     require_at_least,
     shortened,
 )
+from decodekit.execution.autocast import outside_autocast
 from decodekit.factory import (
     build_adapter,
     build_strategy,
@@ -25,6 +28,7 @@ from decodekit.factory import (
     prepare_execution,
 )
 from decodekit.foreign import check_streamer
+from decodekit.generation_defaults import GenerationDefaults, defaults_of
 from decodekit.interfaces import (
     Compilation,
     HasExecution,
@@ -41,14 +45,17 @@ from decodekit.params import SamplingParams
 from decodekit.plugins import new_observers
 from decodekit.prompts import Prompt, encode_prompt, is_batch, uses_template
 from decodekit.request import Request, prepare, request_of
-from decodekit.result import GenerationResult
+from decodekit.result import GenerationResult, TextScore
 from decodekit.runner import LocalRunner
+from decodekit.scoring import score_texts
 from decodekit.stream import GenerationStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["Decoder"]
+
+_LOG = logging.getLogger("decodekit")
 
 _OF_REQUESTS = {field.name for field in fields(Request)} - {
     field.name for field in fields(DecoderConfig)
@@ -97,6 +104,8 @@ class Decoder:
             None means if there is one.
         chat_template_kwargs: Variables of the chat template; those of a request go before them.
         execution: The way of execution that the model was prepared for, for reports.
+        generation_defaults: Whether what the model's ``generation_config`` asks for holds where
+            neither a request nor ``sampling`` says otherwise; see docs/requests.md.
     """
 
     def __init__(
@@ -112,6 +121,7 @@ class Decoder:
         chat: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         execution: str = "eager",
+        generation_defaults: bool = True,
     ) -> None:
         require_at_least(max_new_tokens, 0, key="max_new_tokens")
         require_at_least(prefill_chunk, 1, key="prefill_chunk")
@@ -140,6 +150,7 @@ class Decoder:
             ChatOptions(chat_template_kwargs=chat_template_kwargs).chat_template_kwargs or {}
         )
         self.execution = execution
+        self.generation_defaults = generation_defaults
         self._idle: list[LocalRunner] = []  # runners whose cache memory can be taken again
 
     @classmethod
@@ -186,7 +197,7 @@ class Decoder:
             max_positions=config.model.max_positions,
         )
         execution = prepare_execution(model, config.execution, adapter)
-        return cls(
+        decoder = cls(
             adapter,
             tokenizer,
             strategy=strategy,
@@ -197,7 +208,10 @@ class Decoder:
             chat=config.chat,
             chat_template_kwargs=config.chat_template_kwargs,
             execution=execution,
+            generation_defaults=config.model.generation_defaults,
         )
+        decoder._tell_what_is_not_done()
+        return decoder
 
     @classmethod
     def from_model(
@@ -236,7 +250,8 @@ class Decoder:
                 unless you say otherwise.
             max_positions: The longest text in tokens, prompt and answer together; None for what
                 the model's configuration and its RoPE scaling say.
-            settings: Further arguments of ``Decoder``.
+            settings: Further arguments of ``Decoder``; ``generation_defaults=False`` leaves the
+                model's ``generation_config`` alone.
 
         Raises:
             ConfigError: A name or a setting is unknown.
@@ -263,6 +278,7 @@ class Decoder:
         )
         # Last: it changes the model.
         decoder.execution = prepare_execution(model, execution, decoder.adapter)
+        decoder._tell_what_is_not_done()
         return decoder
 
     def __getstate__(self) -> dict[str, Any]:
@@ -287,6 +303,11 @@ class Decoder:
         """
         return invariance_obstacle(self.adapter, self.execution)
 
+    @property
+    def taken_from_model(self) -> GenerationDefaults:
+        """What holds of the model's ``generation_config`` where a request says nothing."""
+        return self._defaults().under(self.sampling)
+
     def with_strategy(self, strategy: Any, *, verifier: Any = None) -> Decoder:
         """Return a decoder over the same model with another strategy.
 
@@ -305,6 +326,7 @@ class Decoder:
             chat=self.chat,
             chat_template_kwargs=self.chat_template_kwargs,
             execution=self.execution,
+            generation_defaults=self.generation_defaults,
         )
 
     @overload
@@ -391,22 +413,16 @@ class Decoder:
 
     def _group(self, prompt: Any, options: Mapping[str, Any]) -> _Group:
         """Return the empty answers to one prompt: one, or ``n`` samples."""
-        request = request_of(prompt, options, self.sampling)
+        request, defaults = request_of(prompt, options, self.sampling, self._defaults())
         count = request.n
         if count is None:
-            return _Group([self.begin(request)], several=False)
+            return _Group([self._prepared(request, defaults)], several=False)
         require_at_least(count, 1, key="n")
         sampling = request.sampling
         assert sampling is not None  # request_of has filled it in
-        answers = [
-            self.begin(
-                replace(
-                    request, n=None, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)
-                )
-            )
-            for i in range(count)
-        ]
-        return _Group(answers, several=True)
+        seeds = [(sampling.seed + i) % 2**64 for i in range(count)]
+        samples = [replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds]
+        return _Group([self._prepared(sample, defaults) for sample in samples], several=True)
 
     def stream(
         self, prompt: Prompt | Request = None, *, streamer: Any = None, **options: Any
@@ -446,6 +462,39 @@ class Decoder:
             answer, lambda cancelled: self.steps([answer], cancelled), streamer=streamer
         )
 
+    def score(
+        self, text: Any, *, logprobs: int = 0, chat: bool = False
+    ) -> TextScore | list[TextScore]:
+        """Return how probable the model holds the tokens of a text; nothing is decoded.
+
+        The log-probabilities are those of the model's own logits. They are found in passes of
+        ``prefill_chunk`` tokens at most, so that memory is bounded.
+
+        Args:
+            text: Text, token ids or chat messages, or a list of such, which are run together.
+            logprobs: How many of the most probable tokens are reported with each one.
+            chat: Whether text is wrapped in the chat template; here it is taken as it is unless
+                you say otherwise.
+
+        Returns:
+            The scores of the text, or a list of those of each.
+
+        Raises:
+            GenerationError: A text is empty, has an unknown token, or is too long.
+        """
+        require_at_least(logprobs, 0, key="logprobs")
+        if isinstance(text, (list, tuple)) and not text:
+            return []
+        texts = [self.encode(one, chat=chat) for one in (text if is_batch(text) else [text])]
+        with self._runner() as runner, outside_autocast():
+            runner.start(batch=len(texts), capacity=max(map(len, texts)))
+            scores = score_texts(runner, texts, [logprobs] * len(texts))
+        found = [
+            TextScore(tokens=tokens, logprobs=entries)
+            for tokens, entries in zip(texts, scores, strict=True)
+        ]
+        return found if is_batch(text) else found[0]
+
     def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
         """Return the token ids of a prompt.
 
@@ -468,9 +517,13 @@ class Decoder:
 
     def begin(self, prompt: Prompt | Request, **options: Any) -> Answer:
         """Return an empty answer to be decoded by ``steps``; the arguments are ``stream``'s."""
-        request = request_of(prompt, options, self.sampling)
+        request, defaults = request_of(prompt, options, self.sampling, self._defaults())
         if request.n is not None:
             raise ConfigError("a stream has one answer; n belongs to Decoder.generate", key="n")
+        return self._prepared(request, defaults)
+
+    def _prepared(self, request: Request, defaults: GenerationDefaults) -> Answer:
+        """Return the empty answer to what ``request_of`` has returned."""
         return prepare(
             request,
             self.adapter,
@@ -480,7 +533,23 @@ class Decoder:
             max_new_tokens=self.max_new_tokens,
             chat=self.chat,
             chat_template_kwargs=self.chat_template_kwargs,
+            defaults=defaults,
         )
+
+    def _defaults(self) -> GenerationDefaults:
+        """Return what the model asks for now: its configuration may be edited at any time."""
+        if not self.generation_defaults:
+            return GenerationDefaults()
+        model = getattr(self.adapter, "model", None)
+        return defaults_of(model, vocab_size=self.adapter.vocab_size)
+
+    def _tell_what_is_not_done(self) -> None:
+        if unsupported := self._defaults().unsupported:
+            _LOG.warning(
+                "the model's generation_config sets %s, which decodekit does not do; "
+                "model.generate does",
+                ", ".join(unsupported),
+            )
 
     def steps(
         self, answers: Sequence[Answer], cancelled: Callable[[], bool] = lambda: False
@@ -491,13 +560,7 @@ class Decoder:
             answers: Made by ``begin``; each must be given its records by ``Answer.add``.
             cancelled: Asked between passes whether to give up.
         """
-        # No other request uses the runner meanwhile.
-        try:
-            runner = self._idle.pop()
-        except IndexError:
-            runner = LocalRunner(self.adapter, prefill_chunk=self.prefill_chunk)
-        usable = True
-        try:
+        with self._runner() as runner:
             yield from decode(
                 [answer.state for answer in answers],
                 runner=runner,
@@ -505,6 +568,17 @@ class Decoder:
                 cancelled=cancelled,
                 observers=new_observers(),
             )
+
+    @contextmanager
+    def _runner(self) -> Iterator[LocalRunner]:
+        """Give a runner that no other request uses meanwhile."""
+        try:
+            runner = self._idle.pop()
+        except IndexError:
+            runner = LocalRunner(self.adapter, prefill_chunk=self.prefill_chunk)
+        usable = True
+        try:
+            yield runner
         except Exception:
             usable = False  # its cache may be what failed
             raise

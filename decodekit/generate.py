@@ -162,6 +162,7 @@ def request_options(config: RunConfig) -> dict[str, Any]:
         "eos_token_id": config.eos_token_id,
         "ignore_eos": config.ignore_eos or None,
         "logprobs": config.logprobs,
+        "prompt_logprobs": config.prompt_logprobs,
         "constraint": _constraint(config.constraint),
     }
 
@@ -243,11 +244,14 @@ def _record(
         "invariance_obstacle": decoder.invariance_obstacle,
         "strategy": asdict(config.strategy),
         "seed": config.sampling.seed,
+        "generation_config": decoder.taken_from_model.values,
     }
     if decoder.compilation is not None:
         record["compilation"] = asdict(decoder.compilation)
     if result.logprobs is not None:
         record["logprobs"] = [asdict(one) for one in result.logprobs]
+    if result.prompt_logprobs is not None:
+        record["prompt_logprobs"] = [one and asdict(one) for one in result.prompt_logprobs]
     if baseline is not None:
         record["compare"] = {
             "autoregressive": stats_record(baseline.result),
@@ -264,6 +268,8 @@ def _summarize(
     name = config.strategy.name
     end = f" ({result.finish_reason}), adapter {decoder.adapter_name}, {_execution(decoder)}"
     lines = ["", _line(name, result) + end]
+    if taken := str(decoder.taken_from_model):
+        lines.append(taken)
     if baseline is not None:
         lines.append(_line("autoregressive", baseline.result))
         speedup = _speedup(result, baseline.result)

@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from decodekit.plan import StepPlan
 from decodekit.runner import Cancelled, LocalRunner
 from decodekit.sampling import Sampler
 from decodekit.scores import TokenLogprob, token_logprobs
+from decodekit.scoring import score_texts
 from decodekit.shaping import Shaper
 from decodekit.stopping import StopRules, cut_run
 from decodekit.target import StepTarget
@@ -40,6 +41,8 @@ class SequenceState:
         shaper: Changes logits before a token is chosen; None changes nothing.
         logprobs: Log-probabilities are reported with so many of the most probable tokens; None
             reports nothing.
+        prompt_logprobs: Likewise for the tokens of the prompt.
+        prompt_scores: Those of the prompt, once they are known: None for its first token.
     """
 
     committed: list[int]
@@ -49,6 +52,8 @@ class SequenceState:
     rules: StopRules
     shaper: Shaper | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_scores: list[TokenLogprob | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +103,25 @@ def decode(
     """
     if not all(state.committed for state in sequences):
         raise GenerationError("the prompt is empty; give at least one token")
-    active = [_Turn(number, state) for number, state in enumerate(sequences) if _goes_on(state)]
+    active = [
+        _Turn(number, state)
+        for number, state in enumerate(sequences)
+        if _goes_on(state) or state.prompt_logprobs is not None
+    ]
     if not active:
         return
     longest = max(len(state.committed) + state.rules.remaining for state in sequences)
     runner.start(batch=len(active), capacity=longest + max_nodes, cancelled=cancelled)
+    try:
+        with outside_autocast():
+            active = _score_prompts(active, runner, cancelled)
+    except Cancelled:
+        return
     step, request, before = 0, next(_requests), 0.0
     while active and not cancelled():
         try:
             with outside_autocast():  # not around the yield: what the reader does is its business
-                if step == 0:
+                if step == 0 and not any(runner.cache.lengths):  # no prompt was scored
                     runner.share([turn.state.committed for turn in active])
                 failed = _step(active, runner, max_nodes)
             seconds = runner.forward_seconds - before
@@ -158,6 +172,24 @@ def _step(active: Sequence[_Turn], runner: LocalRunner, max_nodes: int) -> list[
     if not failed:
         runner.commit([turn.accepted for turn in active])
     return failed
+
+
+def _score_prompts(
+    turns: list[_Turn], runner: LocalRunner, cancelled: Callable[[], bool]
+) -> list[_Turn]:
+    """Score the prompts for which that was asked for; return the turns that go on."""
+    tops = [turn.state.prompt_logprobs for turn in turns]
+    if all(top is None for top in tops):
+        return turns
+    texts = [turn.state.committed for turn in turns]
+    for turn, scores in zip(
+        turns, score_texts(runner, texts, tops, cancelled=cancelled), strict=True
+    ):
+        turn.state.prompt_scores = scores
+    going_on = [place for place, turn in enumerate(turns) if _goes_on(turn.state)]
+    if 0 < len(going_on) < len(turns):
+        runner.keep(going_on)
+    return [turns[place] for place in going_on]
 
 
 class _Turn:

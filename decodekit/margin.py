@@ -11,11 +11,18 @@ import math
 import torch
 from torch import Tensor
 
+from decodekit.margin_bounds import kept_within
 from decodekit.noise import exponentials
 from decodekit.params import SamplingParams
 from decodekit.sampling import Sampler
 
 __all__ = ["margin"]
+
+_NEAREST = 1e-7
+"""A change of the logits that may always happen."""
+
+_FARTHEST = 1e6
+"""A change of the logits that is no rounding."""
 
 
 def margin(row: Tensor, sampler: Sampler, position: int, other: int) -> float:
@@ -38,9 +45,11 @@ def margin(row: Tensor, sampler: Sampler, position: int, other: int) -> float:
     if not isinstance(params, SamplingParams):
         return float(row.max() - row[other])
     row = row.double()
-    filters = _Filters(row, params)
     noise = exponentials(params.seed, position, len(row)).to(row.device)
     race = row - params.temperature * noise.log()  # where the largest wins, in units of logits
+    if _has_loose_borders(params):
+        return _least_move(row, race - race[other], params, position, other)
+    filters = _Filters(row, params)
     leads, order = (race - race[other]).sort(descending=True)
     kept = filters.cost_to_keep(other)
     best = max(kept, float(leads[0]))  # all that are ahead fall behind
@@ -51,6 +60,56 @@ def margin(row: Tensor, sampler: Sampler, position: int, other: int) -> float:
             break
         best = min(best, max(dropped, kept, float(leads[count])))
     return best
+
+
+def _has_loose_borders(params: SamplingParams) -> bool:
+    """Return whether a filter is on whose border depends on all logits at once."""
+    return (
+        params.typical_p < 1
+        or max(
+            params.epsilon_cutoff,
+            params.eta_cutoff,
+            params.top_n_sigma,
+            params.xtc_probability,
+        )
+        > 0
+    )
+
+
+def _least_move(
+    row: Tensor, leads: Tensor, params: SamplingParams, position: int, other: int
+) -> float:
+    """Return the least move of logits with which ``other`` may come out, by bisection.
+
+    It has to be a token that the filters may keep, and none that they surely keep may be ahead of
+    it by more.
+
+    Args:
+        row: [V] in float64.
+        leads: [V], by how much each token is ahead in the race.
+        params: As for ``kept_within``.
+        position: Likewise.
+        other: The token.
+    """
+    order = row.argsort(descending=True, stable=True)
+    order = order[row[order] > -math.inf]
+    values, leads, place = row[order], leads[order], int((order == other).nonzero())
+
+    def possible(move: float) -> bool:
+        kept = kept_within(values, params, position, move)
+        return bool(kept.maybe[place]) and not bool((kept.surely & (leads > move)).any())
+
+    if possible(_NEAREST):
+        return 0.0
+    low, high = _NEAREST, 8 * _NEAREST
+    while not possible(high):
+        low, high = high, high * 8
+        if high > _FARTHEST:
+            return math.inf
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if possible(middle) else (middle, high)
+    return low
 
 
 class _Filters:

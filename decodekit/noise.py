@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["DRAFT", "TARGET", "TEST", "PositionNoise", "exponentials", "uniform"]
+__all__ = ["CHOICE", "DRAFT", "TARGET", "TEST", "PositionNoise", "exponentials", "uniform"]
 
 # What numbers are for; those of two purposes are independent.
 TARGET = 0  # the target model's own choice
 DRAFT = 1  # a draft model's drafts
 TEST = 2  # whether a draft is accepted
+CHOICE = 3  # whether the top choices are left out of the target's draw
 
 
 def uniform(seed: int, position: int, *, purpose: int = TEST, draw: int = 0) -> float:

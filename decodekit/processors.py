@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from decodekit.dry import DryPenalty
 from decodekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -209,6 +210,7 @@ def processors_of(
     end_ids: Iterable[int],
     bad_words: Sequence[Sequence[int]] = (),
     banned_texts: Sequence[LogitsProcessor] = (),
+    breakers: frozenset[int] = frozenset(),
 ) -> list[LogitsProcessor]:
     """Return the processors that ``params`` switches on, in the order in which they are applied.
 
@@ -218,6 +220,7 @@ def processors_of(
         end_ids: The tokens that end a text.
         bad_words: Runs of token ids that must not come.
         banned_texts: What bans ``params.bad_words``.
+        breakers: ``params.dry_sequence_breakers`` as tokens; see ``dry.breaker_tokens``.
 
     Raises:
         ConfigError: A bad word has no tokens.
@@ -231,6 +234,16 @@ def processors_of(
     if presence or frequency:
         chosen.append(
             OccurrencePenalty(presence=presence, frequency=frequency, prompt_length=prompt_length)
+        )
+    if params.dry_multiplier:
+        chosen.append(
+            DryPenalty(
+                multiplier=params.dry_multiplier,
+                base=params.dry_base,
+                allowed_length=params.dry_allowed_length,
+                breakers=breakers,
+                last=params.dry_range,
+            )
         )
     if params.no_repeat_ngram_size:
         chosen.append(NoRepeatNGram(params.no_repeat_ngram_size))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from decodekit.answer import Answer
-from decodekit.bad_words import ban_words
 from decodekit.chat import ChatOptions
 from decodekit.constraint import Constraint
 from decodekit.errors import (
@@ -18,17 +17,16 @@ from decodekit.errors import (
     require_at_least,
     shortened,
 )
-from decodekit.foreign import adopt_criteria, adopt_processors
-from decodekit.guidance import json_schema_constraint, regex_constraint
+from decodekit.foreign import adopt_criteria
+from decodekit.generation_defaults import GenerationDefaults
 from decodekit.interfaces import ModelAdapter, Strategy, Verifier
 from decodekit.loop import SequenceState
 from decodekit.option_names import own_names, with_other_names
 from decodekit.padding import without_padding
 from decodekit.params import SamplingParams
-from decodekit.processors import LogitsProcessor, processors_of
 from decodekit.prompts import Prompt, as_token, encode_prompt, uses_template
+from decodekit.request_logits import Place, shaper_of
 from decodekit.sampling import make_sampler
-from decodekit.shaping import Shaper
 from decodekit.stopping import StopRules
 from decodekit.text import IncrementalText, context_of
 
@@ -59,6 +57,7 @@ class Request:
         skip_special_tokens: Whether special tokens are left out of the text; by default they are.
         logprobs: Report the log-probability of every new token, and those of so many of the most
             probable ones, 0 or more.
+        prompt_logprobs: Report the log-probability of every token of the prompt, likewise.
         logits_processor: ``transformers`` logits processors, or callables
             ``(input_ids [1, L], scores [1, V]) -> scores [1, V]``; after those of ``sampling``.
         stopping_criteria: ``transformers`` stopping criteria, or callables
@@ -86,6 +85,7 @@ class Request:
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logits_processor: Any = None
     stopping_criteria: Any = None
     constraint: Constraint | Mapping[str, Any] | None = None
@@ -97,15 +97,26 @@ class Request:
 
 
 def request_of(
-    prompt: Prompt | Request, options: Mapping[str, Any], sampling: SamplingParams
-) -> Request:
+    prompt: Prompt | Request,
+    options: Mapping[str, Any],
+    sampling: SamplingParams,
+    defaults: GenerationDefaults | None = None,
+) -> tuple[Request, GenerationDefaults]:
     """Return a request from a prompt, or from a request, and options by keyword.
+
+    A keyword goes before all else; then come fields of the request's sampling, or without one of
+    the decoder's, that are not at their defaults; then what the model asks for.
 
     Args:
         prompt: The prompt, or a request.
         options: Fields of ``Request`` and of ``SamplingParams``, which go before what the request
             says; None leaves one as it is.
         sampling: How tokens are chosen where neither says.
+        defaults: What the model asks for where none of them says otherwise.
+
+    Returns:
+        The request, and what is left of ``defaults``, which the request's ``sampling`` holds as
+        far as it can.
 
     Raises:
         ConfigError: An option is unknown or out of its range.
@@ -130,7 +141,9 @@ def request_of(
             key="sampling",
         )
     changes = {name: given[name] for name in given if name in _SAMPLING}
-    return replace(request, sampling=replace(base, **changes))
+    params = replace(base, **changes)
+    left = (defaults or GenerationDefaults()).without(changes).under(params)
+    return replace(request, sampling=left.filled(params)), left
 
 
 def prepare(
@@ -143,6 +156,7 @@ def prepare(
     max_new_tokens: int,
     chat: bool,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    defaults: GenerationDefaults | None = None,
 ) -> Answer:
     """Return the empty answer to a request, ready to be decoded.
 
@@ -155,6 +169,7 @@ def prepare(
         max_new_tokens: Most new tokens, where the request does not say.
         chat: Whether a text prompt is wrapped in the chat template, where it does not say.
         chat_template_kwargs: Variables of the template, where it does not say.
+        defaults: What the model asks for beside the request's ``sampling``.
 
     Raises:
         ConfigError: An option is out of its range or cannot work here.
@@ -163,6 +178,8 @@ def prepare(
     started = time.perf_counter()
     chat = uses_template(request.prompt, tokenizer, asked=request.chat, default=chat)
     params = request.sampling or SamplingParams()
+    if request.max_new_tokens is not None:
+        max_new_tokens = request.max_new_tokens
     limit = adapter.max_positions
     encoded = encode_prompt(
         request.prompt,
@@ -181,6 +198,8 @@ def prepare(
     prompt = encoded.tokens
     if request.logprobs is not None:
         require_at_least(request.logprobs, 0, key="logprobs")
+    if request.prompt_logprobs is not None:
+        require_at_least(request.prompt_logprobs, 0, key="prompt_logprobs")
     _require_truth_value(chat, "chat")
     sequences = _token_runs(request.stop_token_ids, adapter.vocab_size)
     for name in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"):
@@ -199,9 +218,7 @@ def prepare(
         verifier=verifier,
         sampler=make_sampler(params),
         rules=StopRules(
-            max_new_tokens=(
-                max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
-            ),
+            max_new_tokens=max_new_tokens,
             room=None if limit is None else limit - len(prompt),
             eos_token_ids=ends,
             sequences=sequences,
@@ -209,21 +226,27 @@ def prepare(
             text=text,
             include_stop=bool(request.include_stop_str_in_output),
         ),
-        shaper=_shaper(
-            request,
+        shaper=shaper_of(
             params,
-            prompt,
             adapter,
             tokenizer,
-            fresh=encoded.fresh,
-            at_start=text is None or text.is_fresh,
-            eos=eos,
-            ends=ends
-            | {run[0] for run in sequences if len(run) == 1}
-            | (set() if text is None else text.stop_tokens),
-            in_order=getattr(verifier, "in_order", True),
+            place=Place(
+                prompt_length=len(prompt),
+                max_new_tokens=max_new_tokens,
+                fresh=encoded.fresh,
+                at_start=text is None or text.is_fresh,
+                eos=eos,
+                ends=ends
+                | {run[0] for run in sequences if len(run) == 1}
+                | (set() if text is None else text.stop_tokens),
+                in_order=getattr(verifier, "in_order", True),
+            ),
+            defaults=defaults or GenerationDefaults(),
+            logits_processor=request.logits_processor,
+            constraint=request.constraint,
         ),
         logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
     return Answer(prompt, state, text=text, started=started)
 
@@ -297,81 +320,3 @@ def _token_runs(given: Any, vocab_size: int) -> list[tuple[int, ...]]:
             value=given,
         )
     return runs
-
-
-def _shaper(
-    request: Request,
-    params: SamplingParams,
-    prompt: Sequence[int],
-    adapter: ModelAdapter,
-    tokenizer: Any,
-    *,
-    fresh: bool,
-    at_start: bool,
-    eos: Set[int],
-    ends: Set[int],
-    in_order: bool,
-) -> Shaper | None:
-    """Return what changes the logits; None if nothing does, which saves a copy of each row."""
-    processors = []
-    if params.changes_logits:
-        for name in ("logit_bias", "suppress_tokens"):
-            high = max(getattr(params, name), default=0)
-            if high >= adapter.vocab_size:
-                raise ConfigError(
-                    f"{name} names token {high}; the model's last is {adapter.vocab_size - 1}",
-                    key=name,
-                )
-        processors += processors_of(
-            params,
-            prompt_length=len(prompt),
-            end_ids=sorted(ends),
-            banned_texts=_bans(
-                params.bad_words, tokenizer, adapter, start=len(prompt) if fresh else 0
-            ),
-        )
-    processors += adopt_processors(request.logits_processor, in_order=in_order)
-    constraint = _constraint(request.constraint, adapter, tokenizer, eos=eos, fresh=at_start)
-    if not processors and constraint is None:
-        return None
-    return Shaper(processors, constraint, branches=not in_order)
-
-
-def _bans(
-    words: Sequence[str], tokenizer: Any, adapter: ModelAdapter, *, start: int
-) -> list[LogitsProcessor]:
-    """Return what keeps words out of a text that begins after ``start`` tokens."""
-    if words and tokenizer is None:
-        raise GenerationError("bad_words need a tokenizer; give one to the Decoder")
-    if not words:
-        return []
-    return ban_words(words, tokenizer, vocab_size=adapter.vocab_size, start=start)
-
-
-def _constraint(
-    given: Any, adapter: ModelAdapter, tokenizer: Any, *, eos: Set[int], fresh: bool
-) -> Constraint | None:
-    """Return the constraint of a request in its starting state."""
-    if given is None or isinstance(given, Constraint):
-        return given
-    makers: dict[str, Callable[..., Constraint]] = {
-        "regex": regex_constraint,
-        "json_schema": json_schema_constraint,
-    }
-    if not isinstance(given, Mapping) or len(given) != 1 or not set(given) <= set(makers):
-        raise ConfigError(
-            'a constraint is {"regex": ...}, {"json_schema": ...} or an object with fork, advance '
-            f"and mask, not {shortened(given)}",
-            key="constraint",
-            value=given,
-        )
-    if tokenizer is None:
-        raise GenerationError("a constraint on text needs a tokenizer; give one to the Decoder")
-    ((kind, grammar),) = given.items()
-    return makers[kind](
-        grammar,
-        tokenizer,
-        vocab_size=adapter.vocab_size,
-        eos_token_ids=eos,
-        fresh=fresh,
-    )

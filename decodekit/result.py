@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from decodekit.scores import TokenLogprob
 from decodekit.stopping import FinishReason
 
-__all__ = ["GenerationResult", "GenerationStats", "TextChunk"]
+__all__ = ["GenerationResult", "GenerationStats", "TextChunk", "TextScore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,8 @@ class GenerationResult:
         stats: How it went.
         prompt_tokens: The token ids that were continued.
         logprobs: One entry per new token, if they were asked for.
+        prompt_logprobs: One entry per token of the prompt, if they were asked for; None for the
+            first, which nothing comes before.
     """
 
     text: str
@@ -86,3 +89,28 @@ class GenerationResult:
     stats: GenerationStats
     prompt_tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextScore:
+    """How probable the model holds a text.
+
+    Attributes:
+        tokens: Its token ids.
+        logprobs: One entry per token; None for the first, which nothing comes before.
+    """
+
+    tokens: list[int]
+    logprobs: list[TokenLogprob | None]
+
+    @property
+    def total(self) -> float:
+        """The natural logarithm of the probability of all tokens after the first."""
+        return math.fsum(one.logprob for one in self.logprobs if one is not None)
+
+    @property
+    def perplexity(self) -> float:
+        """The perplexity of all tokens after the first; NaN where there is none."""
+        count = len(self.tokens) - 1
+        return math.exp(-self.total / count) if count else math.nan

@@ -12,15 +12,14 @@ Shapes: R rows, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from decodekit.errors import GenerationError
 from decodekit.execution.native.library import loaded_library
+from decodekit.filters import require_finite, warp
 from decodekit.noise import PositionNoise
 from decodekit.params import SamplingParams
 
@@ -29,8 +28,6 @@ __all__ = [
     "PositionSampler",
     "Sampler",
     "make_sampler",
-    "require_finite",
-    "warp",
 ]
 
 
@@ -73,7 +70,7 @@ class Sampler(Protocol):
         """
         ...
 
-    def probabilities(self, logits: Tensor) -> Tensor:
+    def probabilities(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         """Return the distribution that is drawn from after each row, [R, V].
 
         In float32, or float64 where the logits are; rows sum to about 1. The arguments and errors
@@ -99,7 +96,7 @@ class GreedySampler:
         require_finite(logits.amax(dim=-1))
         return logits
 
-    def probabilities(self, logits: Tensor) -> Tensor:
+    def probabilities(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         """Return 1 for the argmax and 0 for all else; see ``Sampler.probabilities``."""
         best, tokens = _largest(logits)
         require_finite(best)
@@ -130,12 +127,12 @@ class PositionSampler:
         See ``Sampler.scores``. A token wins with the chance of its probability, since the minimum
         of exponential numbers with rates p is at a token with the chance of its share of p.
         """
-        probs = warp(logits, self.params)
+        probs = warp(logits, self.params, positions)
         return probs.div_(self._noise.rows(positions, like=probs))
 
-    def probabilities(self, logits: Tensor) -> Tensor:
+    def probabilities(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         """Return the warped distribution; see ``Sampler.probabilities``."""
-        probs = warp(logits, self.params)
+        probs = warp(logits, self.params, positions)
         return probs / probs.sum(dim=-1, keepdim=True)
 
 
@@ -166,54 +163,3 @@ def _largest(rows: Tensor) -> tuple[Tensor, Tensor]:
 def make_sampler(params: SamplingParams) -> Sampler:
     """Return the sampler that ``params`` describes."""
     return PositionSampler(params) if params.temperature > 0 else GreedySampler()
-
-
-def warp(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Return the probabilities that are drawn from, [R, V] in float32 or float64.
-
-    In this order: temperature, top-k, softmax, top-p, min-p; the result is not normalised again.
-    Tokens as probable as the last one kept are kept too, so that ties never depend on an order.
-
-    Args:
-        logits: [R, V].
-        params: The temperature, above 0, and the filters.
-    """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    best = logits.amax(dim=-1, keepdim=True)
-    require_finite(best)
-    # The best token at 0: a small temperature then takes the others to -inf, and nothing to +inf.
-    scores = (logits - best) / max(params.temperature, torch.finfo(torch.float32).tiny)
-    if 0 < params.top_k < scores.shape[-1]:
-        least = scores.topk(params.top_k, dim=-1).values[:, -1:]
-        scores = scores.masked_fill(scores < least, float("-inf"))
-    probs = scores.softmax(dim=-1)
-    least = torch.zeros_like(probs[:, :1])
-    if params.top_p < 1:
-        least = _nucleus_floor(probs, params.top_p)
-    if params.min_p > 0:
-        least = torch.maximum(least, params.min_p * probs.amax(dim=-1, keepdim=True))
-    return probs.masked_fill(probs < least, 0.0)
-
-
-def _nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
-    """Return the probability of the last token that top-p keeps in each row, [R, 1].
-
-    A full sort of a large vocabulary costs milliseconds a row; nearly always the most probable
-    few hundred tokens are enough, and where they are not, more are looked at.
-    """
-    vocabulary = probs.shape[-1]
-    width = min(256, vocabulary)
-    while True:
-        ranked = probs.topk(width, dim=-1).values
-        mass = ranked.double().cumsum(dim=-1)
-        # A token is kept while the mass before it is below top_p.
-        kept = (mass - ranked < top_p).sum(dim=-1, keepdim=True)
-        if width == vocabulary or bool((kept < width).all()):
-            return ranked.gather(-1, (kept - 1).clamp_(min=0))
-        width = min(width * 16, vocabulary)
-
-
-def require_finite(best: Tensor) -> None:
-    """Raise if the largest logit of a row is NaN or infinite: the model's output is broken."""
-    if not all(map(math.isfinite, best.flatten().tolist())):
-        raise GenerationError("the model returned NaN or infinite logits")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from decodekit.constraint import Constraint
 from decodekit.errors import GenerationError, NoStopIteration
+from decodekit.filters import require_finite
 from decodekit.processors import LogitsProcessor, name_of
-from decodekit.sampling import require_finite
 from decodekit.tree import EMPTY_TREE, TokenTree
 
 __all__ = ["Shaper"]

@@ -68,7 +68,7 @@ class StepTarget:
     def probabilities(self, node: int) -> Tensor:
         """Return the distribution [V] that the token after ``node`` is drawn from."""
         row = self._logits[node + 1] if self._shaper is None else self._shaper.row(node)
-        return self._sampler.probabilities(row[None])[0]
+        return self._sampler.probabilities(row[None], [self._place(node)])[0]
 
     def uniform(self, node: int, draw: int) -> float:
         """Return a number in [0, 1) for the token after ``node``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import torch
 from decodekit.bench.measurement import Contender, Run
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError, nearest
+from decodekit.generation_defaults import defaults_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,10 +44,13 @@ class _StrategyContender:
 
 
 class _TransformersContender:
-    def __init__(self, name: str, model: Any, options: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, model: Any, options: dict[str, Any], generation_config: Any
+    ) -> None:
         self.name = name
         self._model = model
         self._options = options
+        self._generation_config = generation_config
 
     def run(self, prompt: list[int], max_new_tokens: int) -> Run:
         passes = 0
@@ -54,22 +59,22 @@ class _TransformersContender:
             nonlocal passes
             passes += 1
 
+        own = self._model.generation_config
         hook = self._model.register_forward_pre_hook(count)
         ids = torch.tensor([prompt], device=self._model.device)
         start = time.perf_counter()
         try:
+            self._model.generation_config = self._generation_config
             output = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
                 max_new_tokens=max_new_tokens,
-                # Plain greedy, whatever the checkpoint brings along.
-                repetition_penalty=1.0,
-                no_repeat_ngram_size=0,
                 **self._options,
             )
         finally:
             hook.remove()
+            self._model.generation_config = own
         seconds = time.perf_counter() - start
         return Run(
             tokens=output[0, len(prompt) :].tolist(),
@@ -123,12 +128,14 @@ def check_baseline(name: str) -> None:
         raise ConfigError(f"unknown baseline {name!r}: {hint}", key="bench.baselines")
 
 
-def baseline(model: PreTrainedModel, name: str) -> Contender:
+def baseline(model: PreTrainedModel, name: str, *, generation_defaults: bool = True) -> Contender:
     """Return ``transformers``' own ``generate`` as a contender.
 
     Args:
         model: As transformers loads it, with nothing of ours in it.
         name: ``greedy``, or ``prompt_lookup`` with 10 tokens.
+        generation_defaults: Whether it heeds what the model's ``generation_config`` asks for, as
+            far as we do.
 
     Raises:
         ConfigError: There is no such baseline, or the model is none of ``transformers``.
@@ -140,4 +147,18 @@ def baseline(model: PreTrainedModel, name: str) -> Contender:
             "not have; set bench.baselines=[]",
             key="bench.baselines",
         )
-    return _TransformersContender(_baseline_name(name), model, _BASELINES[name])
+    config = _generation_config(model, generation_defaults)
+    return _TransformersContender(_baseline_name(name), model, _BASELINES[name], config)
+
+
+def _generation_config(model: Any, generation_defaults: bool) -> Any:
+    """Return the configuration under which ``generate`` is asked for what we do."""
+    config = copy.deepcopy(model.generation_config)
+    if generation_defaults:
+        off = defaults_of(model, vocab_size=model.config.vocab_size).unsupported
+    else:
+        tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+        off = tuple(name for name in config.to_dict() if name not in tokens)
+    for name in off:
+        setattr(config, name, None)
+    return config

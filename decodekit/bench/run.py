@@ -48,7 +48,10 @@ def run_bench(config: RunConfig) -> int:
     if bench.baselines:
         # A copy of its own: ours may have been changed for the way of execution.
         model, _ = load(config)
-        contenders += [baseline(model, name) for name in bench.baselines]
+        honoured = config.model.generation_defaults
+        contenders += [
+            baseline(model, name, generation_defaults=honoured) for name in bench.baselines
+        ]
     ready = [
         (prompt.id, prompt.category, encoded(prompt, decoder, key="bench.prompts"))
         for prompt in prompts
@@ -115,5 +118,6 @@ def _header(config: RunConfig, decoder: Decoder, reference: str) -> dict[str, An
         "adapter": decoder.adapter_name,  # where the settings say "auto"
         "execution": decoder.execution,
         "reference": reference,
+        "generation_config": decoder.taken_from_model.values,
         "config": asdict(config),
     }

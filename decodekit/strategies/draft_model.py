@@ -245,7 +245,7 @@ class DraftProposer:
         return [(token, None) for token in best]
 
     def _drawn(self, logits: Tensor, position: int, width: int) -> Iterator[tuple[int, Tensor]]:
-        q = self._sampler.probabilities(logits[None])[0].double()
+        q = self._sampler.probabilities(logits[None], [position])[0].double()
         # The race of the target's own draws; its runners-up are draws without replacement.
         scores = q / self._noise.rows([position], like=q[None])[0]
         possible = int((q > 0).sum())

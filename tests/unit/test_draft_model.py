@@ -125,7 +125,11 @@ def test_sampled_drafts_come_with_the_probabilities_that_they_were_drawn_with() 
     assert probs.shape == (len(tree), draft.vocab_size)
     for parent, siblings in tree.children.items():
         path = [*PROMPT, *tree.path_tokens(parent)]
-        left = make_sampler(params).probabilities(draft.logits_after(path)[None])[0].double()
+        left = (
+            make_sampler(params)
+            .probabilities(draft.logits_after(path)[None], [len(path)])[0]
+            .double()
+        )
         for node in siblings:  # without replacement: no two are alike
             left = left / left.sum()
             assert torch.allclose(probs[node], left)
@@ -136,7 +140,7 @@ def test_sampled_drafts_come_with_the_probabilities_that_they_were_drawn_with() 
 def test_sampled_drafts_have_the_distribution_of_the_draft() -> None:
     draft = ToyAdapter(5)
     (exact,) = make_sampler(SamplingParams(temperature=1.0)).probabilities(
-        draft.logits_after([0, 1, 2])[None]
+        draft.logits_after([0, 1, 2])[None], [3]
     )
     counts: Counter[int] = Counter()
     made = attached(draft, num_tokens=1, drafts="sampled")
@@ -230,7 +234,7 @@ def test_sampled_drafts_under_rejection_have_the_distribution_of_the_target() ->
     sampler = make_sampler(params)
 
     def exact(text: list[int]) -> list[float]:
-        return sampler.probabilities(model.logits_after(text)[None])[0].tolist()
+        return sampler.probabilities(model.logits_after(text)[None], [len(text)])[0].tolist()
 
     decoder = Decoder(
         model,

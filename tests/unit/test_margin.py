@@ -195,6 +195,77 @@ def test_no_smaller_change_of_the_logits_leads_to_the_token(
     assert sampler.choose((exact + moved)[None], [PLACE]) != [other]
 
 
+LOOSE: list[dict[str, Any]] = [
+    {"typical_p": 0.3},
+    {"typical_p": 0.9},
+    {"epsilon_cutoff": 0.1},
+    {"eta_cutoff": 0.2},
+    {"top_n_sigma": 1.0},
+    {"top_n_sigma": 0.5, "top_k": 3},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.1},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.3, "top_p": 0.9},
+    {"top_p": 0.7, "typical_p": 0.6},
+    {"min_p": 0.2, "typical_p": 0.5, "xtc_probability": 0.5},
+    {"top_k": 4, "top_p": 0.8, "min_p": 0.05, "typical_p": 0.7, "epsilon_cutoff": 0.02}
+    | {"eta_cutoff": 0.1, "top_n_sigma": 1.5, "xtc_probability": 1.0, "xtc_threshold": 0.2},
+]
+"""Filters whose borders depend on all logits at once, alone and with others."""
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    row=st.lists(st.integers(-24, 24).map(lambda n: n / 8), min_size=2, max_size=9),
+    noise=st.lists(st.floats(-1, 1), min_size=9, max_size=9),
+    options=st.sampled_from(LOOSE),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    seed=st.integers(0, 50),
+    data=st.data(),
+)
+def test_no_smaller_change_leads_to_the_token_where_borders_move_with_all_logits(
+    row: list[float],
+    noise: list[float],
+    options: dict[str, Any],
+    temperature: float,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    exact = torch.tensor(row, dtype=torch.float64)
+    sampler = sampler_of(**options, temperature=temperature, seed=seed)
+    other = data.draw(st.integers(0, len(row) - 1))
+    gap = margin(exact, sampler, PLACE, other)
+    assume(gap > 0)
+    gap = min(gap, 50.0)
+    moves = [torch.tensor(noise[: len(row)], dtype=torch.float64)]
+    moves += [moves[0].sign(), torch.full_like(exact, -1.0)]
+    moves[2][other] = 1.0
+    for moved in moves:
+        assert sampler.choose((exact + moved * gap * 0.499)[None], [PLACE]) != [other]
+
+
+@pytest.mark.parametrize("options", LOOSE, ids=str)
+def test_another_token_is_nearly_always_far(options: dict[str, Any]) -> None:
+    """A bound that calls everything a tie would be safe as well."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(20, 30, generator=generator, dtype=torch.float64) * 2
+    gaps = []
+    for seed, row in enumerate(rows):
+        sampler = sampler_of(**options, seed=seed)
+        (chosen,) = sampler.choose(row[None], [PLACE])
+        assert margin(row, sampler, PLACE, chosen) == 0
+        others = set(row.topk(3).indices.tolist()) - {chosen}
+        gaps += [margin(row, sampler, PLACE, other) for other in others]
+    assert sum(gap > 1e-2 for gap in gaps) > 0.9 * len(gaps) > 30
+
+
+@pytest.mark.parametrize("options", [{"typical_p": 0.9999999}, {"top_n_sigma": 1e6}], ids=str)
+def test_a_border_that_is_far_off_leaves_the_difference_of_the_race(
+    options: dict[str, Any],
+) -> None:
+    row = row_for([1.0, 0.5, 0.9, -3.0])
+    found = [margin(row, sampler_of(**options), PLACE, token) for token in range(3)]
+    assert found == pytest.approx([0.0, 0.5, 0.1], rel=2e-3)
+
+
 @given(
     row=st.lists(st.integers(-24, 24).map(lambda n: n / 8), min_size=2, max_size=9),
     temperature=st.sampled_from([0.5, 1.0, 2.0]),

@@ -277,6 +277,7 @@ OFF: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
     "no_repeat_ngram_size": 0,
     "min_new_tokens": 0,
     "logit_bias": {},

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decodekit.errors import ConfigError, GenerationError
+from decodekit.filters import warp
 from decodekit.params import SamplingParams
 from decodekit.sampling import (
     GreedySampler,
     PositionSampler,
     make_sampler,
-    warp,
 )
 
 CHI2_1E6 = {2: 27.63, 4: 33.38, 6: 38.26, 15: 56.49, 63: 131.37}  # by degrees of freedom
@@ -97,7 +97,7 @@ def test_warping_equals_a_full_sort_in_float64(
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     assume(not on_the_edge(row, params))
     expected = slow_warp(row, params)
-    actual = warp(torch.tensor([row]), params)
+    actual = warp(torch.tensor([row]), params, [0])
     assert actual.dtype == torch.float32
     assert [p > 0 for p in actual[0].tolist()] == [p > 0 for p in expected]
     assert actual[0].tolist() == pytest.approx(expected, abs=1e-6)
@@ -130,7 +130,7 @@ def test_warping_equals_a_full_sort_in_float64(
 )
 def test_how_many_tokens_each_filter_keeps(options: dict[str, float], kept: int) -> None:
     logits = torch.tensor([[1 / 16, 1 / 4, 1 / 2, 1 / 16, 1 / 8]]).log()
-    probs = warp(logits, SamplingParams(temperature=1.0, **options))[0]  # type: ignore[arg-type]
+    probs = warp(logits, SamplingParams(temperature=1.0, **options), [0])[0]  # type: ignore[arg-type]
     order = [2, 1, 4, 0, 3]
     assert [p > 0 for p in probs[order].tolist()] == [rank < kept for rank in range(5)]
 
@@ -141,7 +141,7 @@ def test_top_p_looks_at_as_many_tokens_as_it_takes() -> None:
     logits = torch.randn(3, 9000, generator=generator, dtype=torch.float64) * 0.3
     logits[1] *= 20  # and a peaked one in the same batch
     for top_p in (0.05, 0.5, 0.99):
-        actual = warp(logits, SamplingParams(temperature=1.0, top_p=top_p)) > 0
+        actual = warp(logits, SamplingParams(temperature=1.0, top_p=top_p), range(3)) > 0
         probs = logits.float().softmax(dim=-1).double()
         ranked = probs.sort(dim=-1, descending=True)
         before = ranked.values.cumsum(dim=-1) - ranked.values
@@ -231,7 +231,7 @@ def test_no_draw_gives_a_token_of_probability_zero(dtype: torch.dtype) -> None:
         assert sampler_with(numbers).choose(row, [0])[0] in (1, 3)
     tail = torch.arange(1000, dtype=dtype)[None] / 100  # the filters leave only a few at the end
     for options in ({"top_k": 3}, {"top_p": 0.02}, {"min_p": 0.98}):
-        possible = warp(tail, SamplingParams(temperature=1.0, **options))[0] > 0
+        possible = warp(tail, SamplingParams(temperature=1.0, **options), [0])[0] > 0
         numbers = torch.where(possible, LARGEST, SMALLEST).tolist()
         (token,) = sampler_with(numbers, **options).choose(tail, [0])
         assert possible[token]
