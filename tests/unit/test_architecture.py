@@ -26,7 +26,7 @@ LAYERS = [
     ["interfaces"],
     ["execution.*"],
     ["row_storage", "model_facts"],
-    ["sampling", "runner", "trial", "processors", "constraint", "scores"],
+    ["sampling", "runner", "trial", "processors", "constraint", "scores", "grammar_tokens"],
     ["backends.layout", "backends.merge", "backends.wide"],
     ["backends.flash_kernels", "backends.triton_kernels"],
     ["backends.triton_tiles", "backends.triton_timing"],
