@@ -23,12 +23,9 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -37,7 +34,7 @@ from torch import Tensor
 
 from decodekit.constraint import Constraint
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.token_bytes import token_bytes
+from decodekit.grammar_tokens import GrammarTokens, grammar_tokens, reason_of
 from decodekit.versions import check_optional
 
 if TYPE_CHECKING:
@@ -47,9 +44,6 @@ __all__ = ["json_schema_constraint", "regex_constraint"]
 
 # Separators are regular expressions.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-# By tokenizer, then by kind and the token that the library takes for the end of the text.
-_tables: WeakKeyDictionary[Any, dict[tuple[str, int], LLTokenizer]] = WeakKeyDictionary()
-_tables_lock = Lock()
 
 
 def regex_constraint(
@@ -91,8 +85,8 @@ def regex_constraint(
     except UnicodeEncodeError as error:
         message = f"the regex {pattern!r} cannot be used: {error.reason}"
         raise ConfigError(message, key=key, value=pattern) from error
-    table, vocabulary = _vocabulary(tokenizer, vocab_size, eos_token_ids, fresh=fresh)
-    return _compile(rule, pattern, table, vocabulary, key)
+    table, tokens = grammar_tokens(tokenizer, vocab_size, eos_token_ids, fresh=fresh)
+    return _compile(rule, pattern, table, tokens, key)
 
 
 def json_schema_constraint(
@@ -135,26 +129,8 @@ def json_schema_constraint(
     except (TypeError, ValueError, RecursionError) as error:
         message = f"the JSON schema cannot be used: {error}"
         raise ConfigError(message, key=key, value=schema) from error
-    table, vocabulary = _vocabulary(tokenizer, vocab_size, eos_token_ids, fresh=fresh)
-    return _compile(f"%json {text}", schema, table, vocabulary, key)
-
-
-@dataclass(frozen=True, slots=True)
-class _Vocabulary:
-    """The token ids that a constraint deals with.
-
-    Attributes:
-        size: V.
-        texts: Ids from here on are not in the tokenizer, or not in V.
-        ends: The end-of-text tokens, all below V.
-        starts: By token, the id under which the library has it at the start of a text, where it
-            stands for something else there; None where that is no text at all.
-    """
-
-    size: int
-    texts: int
-    ends: tuple[int, ...]
-    starts: Mapping[int, int | None] = field(default_factory=dict)
+    table, tokens = grammar_tokens(tokenizer, vocab_size, eos_token_ids, fresh=fresh)
+    return _compile(f"%json {text}", schema, table, tokens, key)
 
 
 class _GrammarConstraint:
@@ -167,13 +143,13 @@ class _GrammarConstraint:
     def __init__(
         self,
         matcher: LLMatcher,
-        vocabulary: _Vocabulary,
+        tokens: GrammarTokens,
         *,
         begun: bool = False,
         ended: bool = False,
     ) -> None:
         self._matcher = matcher
-        self._vocabulary = vocabulary
+        self._tokens = tokens
         self._begun = begun
         self._ended = ended
         self._lock = Lock()
@@ -182,22 +158,22 @@ class _GrammarConstraint:
         """Return an independent copy in the same state; see ``Constraint.fork``."""
         with self._lock:
             return _GrammarConstraint(
-                self._matcher.deep_copy(), self._vocabulary, begun=self._begun, ended=self._ended
+                self._matcher.deep_copy(), self._tokens, begun=self._begun, ended=self._ended
             )
 
     def advance(self, token: int) -> bool:
         """Take in a token and return whether it is allowed; see ``Constraint.advance``."""
         with self._lock:
-            if token in self._vocabulary.ends:
+            if token in self._tokens.ends:
                 self._ended = self._may_end()
                 return self._ended
             # An id out of range would break the matcher, not only be refused.
-            if self._ended or not 0 <= token < self._vocabulary.texts:
+            if self._ended or not 0 <= token < self._tokens.texts:
                 return False
-            known = token if self._begun else self._vocabulary.starts.get(token, token)
-            if known is None:
+            if not self._begun and token in self._tokens.blank:
                 self._begun = self._may_go_on(self._bits())
                 return self._begun
+            known = token if self._begun else self._tokens.starts.get(token, token)
             taken: int = self._matcher.try_consume_tokens([known])
             self._check()
             self._begun = self._begun or taken == 1
@@ -205,15 +181,15 @@ class _GrammarConstraint:
 
     def mask(self) -> Tensor:
         """Return which tokens may come next, [V]; see ``Constraint.mask``."""
-        mask_V = np.zeros(self._vocabulary.size, dtype=np.bool_)
-        texts, ends = self._vocabulary.texts, list(self._vocabulary.ends)
+        mask_V = np.zeros(self._tokens.size, dtype=np.bool_)
+        texts, ends = self._tokens.texts, list(self._tokens.ends)
         with self._lock:
             if not self._ended:
                 bits = self._bits()
                 mask_V[:texts] = bits[:texts]
                 if not self._begun:
-                    for token, known in self._vocabulary.starts.items():
-                        mask_V[token] = self._may_go_on(bits) if known is None else bits[known]
+                    mask_V[self._tokens.starting] = bits[self._tokens.starting_as]
+                    mask_V[list(self._tokens.blank)] = self._may_go_on(bits)
             mask_V[ends] = self._may_end()
         return torch.from_numpy(mask_V)
 
@@ -225,7 +201,7 @@ class _GrammarConstraint:
 
     def _may_go_on(self, bits: NDArray[np.uint8]) -> bool:
         """Return whether anything may follow a first token without text."""
-        return bool(bits[: self._vocabulary.texts].any()) or self._may_end()
+        return bool(bits[: self._tokens.texts].any()) or self._may_end()
 
     def _may_end(self) -> bool:
         return self._ended or bool(self._matcher.is_accepting())
@@ -233,12 +209,12 @@ class _GrammarConstraint:
     def _check(self) -> None:
         """Raise if the matcher gave up, for example because a limit of the library was reached."""
         if self._matcher.is_error():
-            reason = _reason(self._matcher.get_error())
+            reason = reason_of(self._matcher.get_error())
             raise GenerationError(f"the constraint cannot be followed any further: {reason}")
 
 
 def _compile(
-    rule: str, source: object, table: LLTokenizer, vocabulary: _Vocabulary, key: str
+    rule: str, source: object, table: LLTokenizer, tokens: GrammarTokens, key: str
 ) -> _GrammarConstraint:
     """Return the constraint of a grammar with one rule.
 
@@ -246,7 +222,7 @@ def _compile(
         rule: The right side of the rule in the library's syntax.
         source: What the caller gave, for errors.
         table: The library's table of the tokenizer.
-        vocabulary: The tokens in it.
+        tokens: The tokens in it.
         key: The name of the setting, for errors.
 
     Raises:
@@ -264,104 +240,9 @@ def _compile(
     # That no text fits shows only in the first mask.
     matcher.compute_bitmask()
     if matcher.is_error():
-        message = f"the {what} cannot be used: {_reason(matcher.get_error())}"
+        message = f"the {what} cannot be used: {reason_of(matcher.get_error())}"
         raise ConfigError(message, key=key, value=source)
-    return _GrammarConstraint(matcher, vocabulary)
-
-
-def _vocabulary(
-    tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int], *, fresh: bool
-) -> tuple[LLTokenizer, _Vocabulary]:
-    """Return the library's table and the tokens in it; the arguments are the callers'.
-
-    Raises:
-        ConfigError: There is no end-of-text token, or the library cannot use the tokenizer.
-    """
-    ends = tuple(sorted(end for end in set(eos_token_ids) if 0 <= end < vocab_size))
-    if not ends:
-        raise ConfigError(
-            "a constraint needs an end-of-text token, and this model has none", key="constraint"
-        )
-    table = _table(tokenizer, ends[0])
-    texts = min(table.vocab_size, vocab_size)
-    known = token_bytes(tokenizer)
-    if known.byte_level and not known.starts:
-        return table, _Vocabulary(vocab_size, texts, ends)
-    # The library reads the space of some other tokenizers as a letter.
-    starts: dict[int, int | None] = {}
-    place = len(known.pieces)
-    for token, text in known.starts.items():
-        if fresh and token < texts:
-            starts[token] = place if text else None
-        place += bool(text)
-    return _own_table(tokenizer, ends[0]), _Vocabulary(vocab_size, texts, ends, starts)
-
-
-def _table(tokenizer: Any, end: int) -> LLTokenizer:
-    """Return the library's table of a tokenizer, made at the first call.
-
-    Args:
-        tokenizer: As the caller gave it.
-        end: What the library takes for the end of the text. Never one of the tokens that are text
-            for us, since the library would allow it in both roles.
-
-    Raises:
-        ConfigError: The library cannot use the tokenizer.
-    """
-    from llguidance.hf import from_tokenizer
-
-    reason = "it is not a fast tokenizer of transformers"
-    if getattr(tokenizer, "is_fast", False):
-        try:
-            return _kept(
-                tokenizer, ("library", end), lambda: from_tokenizer(tokenizer, eos_token=end)
-            )
-        except ValueError as error:
-            reason = _reason(str(error))
-    message = f"this tokenizer cannot be used for a constraint: {reason}"
-    raise ConfigError(message, key="constraint", value=type(tokenizer).__name__)
-
-
-def _own_table(tokenizer: Any, end: int) -> LLTokenizer:
-    """Return a table of the tokens' texts, and after them those that differ at a text's start.
-
-    It is made at the first call; the arguments are those of ``_table``.
-    """
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    def make() -> LLTokenizer:
-        known = token_bytes(tokenizer)
-        tokens = [*known.pieces, *(text for text in known.starts.values() if text)]
-        return LLTokenizer(TokenizerWrapper(_TokenList(tokens, end)), eos_token=end)
-
-    return _kept(tokenizer, ("own", end), make)
-
-
-class _TokenList:
-    """Tokens as the library takes them: by their bytes.
-
-    Args:
-        tokens: The bytes of each; a token without any is never allowed.
-        end: The end of the text.
-    """
-
-    def __init__(self, tokens: list[bytes], end: int) -> None:
-        self.tokens = tokens
-        self.eos_token_id = end
-        self.bos_token_id = None
-        self.special_token_ids = [end]
-
-    def __call__(self, text: bytes) -> list[int]:
-        """Return the tokens of a text: of none, since no text is forced."""
-        return []
-
-
-def _kept(tokenizer: Any, key: tuple[str, int], make: Callable[[], LLTokenizer]) -> LLTokenizer:
-    with _tables_lock:
-        tables = _tables.setdefault(tokenizer, {})
-        if key not in tables:
-            tables[key] = make()
-        return tables[key]
+    return _GrammarConstraint(matcher, tokens)
 
 
 def _require_library() -> None:
@@ -379,16 +260,3 @@ def _require_library() -> None:
             key="constraint",
         ) from error
     check_optional("llguidance")
-
-
-def _reason(error: str) -> str:
-    """Return an error of the library as one line, without the grammar that was made here."""
-    if error.startswith("NoExtension"):
-        return "no text satisfies it"
-    # Lines of a frame: "   2 | start: /(/" and "   ^^^".
-    lines = [line for line in error.splitlines() if not re.match(r" +(\d+ \||\^+$)", line)]
-    for line in lines:
-        if line.startswith("error: "):
-            return line.removeprefix("error: ")
-    place = r'at \d+\(\d+\): (invalid regex ".*" \(in regex\): |failed to compile JSON schema: )?'
-    return re.sub("^" + place, "", " ".join(" ".join(lines).split()))

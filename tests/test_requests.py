@@ -1085,7 +1085,7 @@ def test_stop_strings_and_stop_tokens_in_one_request(
 
 def test_a_character_that_the_stop_sequence_completes_is_not_whole() -> None:
     """The bytes before the sequence are in the text, so they are shown as what they are."""
-    halves = ByteTokenizer([b"\xc3", b"\xa9", b"x", b"y"])
+    halves = ByteTokenizer([b"\xc3", b"\xa9", b"x", b"y", b"z", b"w"])
     model = Scripted([*PROMPT, 2, 0, 1, 3], vocab_size=6)
     result, _ = streamed(
         decoder(model, "autoregressive", halves),

@@ -28,7 +28,7 @@ LAYERS = [
     ["row_storage", "model_facts", "model_code", "generation_defaults", "filters", "dry"],
     ["plain_forward", "snapshot"],
     ["agreement"],
-    ["sampling", "runner", "processors", "constraint", "scores"],
+    ["sampling", "runner", "processors", "constraint", "scores", "grammar_tokens"],
     ["backends.layout", "backends.merge", "backends.wide"],
     ["backends.flash_kernels", "backends.triton_kernels"],
     ["backends.triton_tiles", "backends.triton_timing", "backends.settled"],

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("llguidance")
 
-from decodekit import guidance
+from decodekit import grammar_tokens, guidance
 from decodekit.constraint import Constraint
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.guidance import json_schema_constraint, regex_constraint
@@ -385,12 +385,12 @@ def test_the_table_of_a_tokenizer_is_made_once_and_goes_with_it(
     assert len(made) == 1
     json_schema_constraint({}, tokenizer, vocab_size=SIZE, eos_token_ids=[EOS])
     assert len(made) == 1
-    entries = len(guidance._tables)
+    entries = len(grammar_tokens._tables)
     gone = weakref.ref(tokenizer)
     del tokenizer, make, jobs
     gc.collect()
     assert gone() is None
-    assert len(guidance._tables) == entries - 1
+    assert len(grammar_tokens._tables) == entries - 1
 
 
 def test_threads_may_share_a_constraint_and_its_forks() -> None:
@@ -510,7 +510,7 @@ def test_a_grammar_that_gives_up_ends_the_request() -> None:
         def get_error(self) -> str:
             return "LexerTooComplex\n<non-verbose/>"
 
-    vocabulary = guidance._Vocabulary(SIZE, SIZE, (EOS,))
+    vocabulary = grammar_tokens.GrammarTokens(SIZE, SIZE, (EOS,))
     broken: Any = Matcher()
     constraint = guidance._GrammarConstraint(broken, vocabulary)
     with pytest.raises(GenerationError, match="LexerTooComplex"):

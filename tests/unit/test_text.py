@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -205,3 +206,52 @@ def test_an_empty_stop_string_is_refused(stop: list[str]) -> None:
         IncrementalText(ByteTokenizer([]), stop=stop)
     assert caught.value.key == "stop"
     assert caught.value.value == stop
+
+
+class Marked(ByteTokenizer):
+    """A tokenizer that names its special tokens, as those of transformers do."""
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, str]:
+        return {token: self.pieces[token].decode() for token in self.special}
+
+
+def first_cut(text: str, marked: str, places: list[int], stop: Sequence[str]) -> int | None:
+    """Return where the first stop string begins, as a place of ``text``.
+
+    ``places`` are those of the characters of ``marked``, the text with special tokens, in ``text``.
+    """
+    cuts = [text.find(s) for s in stop if "<" not in s]
+    cuts += [places[marked.find(s)] for s in stop if "<" in s and s in marked]
+    return min((cut for cut in cuts if cut >= 0), default=None)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_stop_strings_with_special_tokens_end_random_texts_where_they_should(seed: int) -> None:
+    rng = random.Random(seed)
+    tokenizer = Marked([b"a", b"b", b"ab", b"\n", b"<e>", b"<p>"], special=[4, 5])
+    parts = ["a", "b", "\n", "<e>"]
+    stop = ["".join(rng.choices(parts, k=rng.randint(1, 3))) for _ in range(2)]
+    text = IncrementalText(tokenizer, stop=stop)
+    tokens: list[int] = []
+    shown = ""
+    for token in rng.choices(range(6), weights=[3, 3, 1, 2, 3, 1], k=14):
+        tokens.append(token)
+        stopped = text.push(token)
+        shown += text.take()
+        plain = marked = ""
+        places = []
+        for one in tokens:
+            piece = tokenizer.pieces[one].decode()
+            special = one in tokenizer.special
+            if not special or (any("<e>" in s for s in stop) and one == 4):
+                places += [len(plain) + (0 if special else i) for i in range(len(piece))]
+                marked += piece
+            plain += "" if special else piece
+        cut = first_cut(plain, marked, places, stop)
+        assert stopped is (cut is not None)
+        if stopped:
+            assert text.text == shown == plain[:cut]
+            return
+        assert plain.startswith(shown)
+        assert text.text == plain
