@@ -51,10 +51,7 @@ TORCHLESS = (
     "--noconftest",
     "tests/unit/test_bootstrap.py",
     "tests/unit/test_errors.py",
-    "tests/unit/test_pool.py",
     "tests/unit/test_registry.py",
-    "tests/unit/test_stopping.py",
-    "tests/unit/test_text.py",
     "tests/unit/test_tree.py",
     "tests/unit/test_versions.py",
 )
@@ -108,7 +105,7 @@ ROWS = {
     **{
         f"python-{minor}": Row(
             what=f"Python {minor}, what needs no torch",
-            packages=("-c", "constraints.txt", "pytest", "hypothesis", "numpy", "pluggy"),
+            packages=("-c", "constraints.txt", "pytest", "hypothesis", "pluggy"),
             python=minor,
             tests=TORCHLESS,
         )
