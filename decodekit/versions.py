@@ -39,7 +39,7 @@ REQUIRED = {
     "filelock": Bounds("3.12", "5"),
     "pyyaml": Bounds("6", "7"),
     "accelerate": Bounds("1.1", "2"),
-    "gguf": Bounds("0.10", "1"),
+    "gguf": Bounds("0.19", "1"),
     "jinja2": Bounds("3.1", "4"),
 }
 """The packages without which nothing runs."""

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.zoo import VARIANTS, VOCABULARY, WINDOW, ZOO, Kind
 
 __all__ = [
     "LLAMA_FAMILY",
+    "TRANSFORMERS",
     "VOCABULARY",
     "WINDOW",
     "built",
@@ -21,6 +23,9 @@ __all__ = [
     "random_prompt",
     "tiny_model",
 ]
+
+TRANSFORMERS = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+"""Its version, for what differs there."""
 
 KINDS = {**ZOO, **VARIANTS}
 
@@ -42,7 +47,9 @@ def built(kind: Kind, *, seed: int = 0, biased: bool = False) -> PreTrainedModel
     """Return a new model with random weights, of biases too if it is to be ``biased``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(kind.config())
+        # transformers before 5.21 takes sdpa where that leaves out what the model asks for.
+        own = None if kind.sdpa else "eager"
+        model = AutoModelForCausalLM.from_config(kind.config(), attn_implementation=own)
         for name, parameter in model.named_parameters():
             # Far larger than in real models: otherwise a random model repeats one token for ever.
             # Biases are zeros otherwise, which would hide that one is left out.

@@ -56,7 +56,8 @@ def convert_gguf(gguf: Path, output: Path) -> None:
             # A model from a GGUF refuses save_pretrained because it counts as quantised. Its
             # weights are plain by now, so they move, uncopied, into a model that never was.
             config = copy.deepcopy(model.config)
-            del config.quantization_config
+            if hasattr(config, "quantization_config"):  # from transformers 5.17 on
+                del config.quantization_config
             with torch.device("meta"):
                 plain = type(model)(config)
             plain.load_state_dict(model.state_dict(), assign=True)

@@ -68,7 +68,7 @@ def write_gguf() -> Callable[[Path], Path]:
         import numpy
         from gguf import GGUFWriter
 
-        width, inner, vocabulary = 16, 32, len(LETTERS) + 1
+        width, inner, vocabulary = 16, 32, len(LETTERS) + 2
         random = numpy.random.default_rng(0)
         file.parent.mkdir(parents=True, exist_ok=True)
         writer = GGUFWriter(file, "llama")
@@ -83,9 +83,9 @@ def write_gguf() -> Callable[[Path], Path]:
         writer.add_rope_freq_base(10000.0)
         writer.add_vocab_size(vocabulary)
         writer.add_tokenizer_model("gpt2")
-        writer.add_token_list([*LETTERS, "he"])
+        writer.add_token_list([*LETTERS, "he", "de"])
         writer.add_token_types([1] * vocabulary)
-        writer.add_token_merges(["h e"])
+        writer.add_token_merges(["h e", "d e"])
         writer.add_bos_token_id(0)
         writer.add_eos_token_id(1)
         shapes = {
