@@ -130,6 +130,11 @@ class Decoder:
                 f"tokenizer must be a transformers tokenizer, not {shortened(tokenizer)}",
                 key="tokenizer",
             )
+        if not isinstance(generation_defaults, bool):
+            raise ConfigError(
+                f"generation_defaults must be true or false, not {shortened(generation_defaults)}",
+                key="model.generation_defaults",
+            )
         self.adapter = adapter
         self.tokenizer = tokenizer
         if not isinstance(strategy, Strategy):

@@ -88,9 +88,9 @@ def kept_within(values: Tensor, params: SamplingParams, position: int, move: flo
         reach = -math.log(params.min_p)
         kept = kept.among(move - scores <= reach, -move - scores <= reach)
     if params.typical_p < 1:
-        low, high = _mean(scores, kept, move)
-        near = (torch.maximum(scores - high, low - scores) - move).clamp(min=0)
-        far = torch.maximum(scores - low, high - scores) + move
+        lowest, highest = _mean(scores, kept, move)
+        near = (torch.maximum(scores - highest, lowest - scores) - move).clamp(min=0)
+        far = torch.maximum(scores - lowest, highest - scores) + move
         kept = kept.among(*_by_mass(scores, near, far, kept, move, params.typical_p))
     for epsilon, by_entropy in ((params.epsilon_cutoff, False), (params.eta_cutoff, True)):
         if epsilon > 0:
@@ -133,21 +133,33 @@ def _by_mass(
     slack = move if exactly else 0.0
     odds = math.inf if mass >= 1 else mass / (1 - mass)
     # At least: those that are nearer in any case, against all that may be further.
-    inside = _held(far, near - slack, surely)
-    outside = (maybe.sum() - _held(far, near - slack, maybe)).clamp(min=0)
+    inside, _ = _split(far, near - slack, surely)
+    _, outside = _split(far, near - slack, maybe)
     may = inside * math.exp(-move) < odds * outside
     # At most: those that may be nearer, itself left out, against those that are not in any case.
-    itself = surely
-    inside = (_held(near, far + slack, maybe, equal=True) - maybe).clamp(min=0)
-    outside = (surely.sum() - _held(near, far + slack, surely, equal=True)).clamp(min=0) + itself
+    inside, _ = _split(near, far + slack, maybe, equal=True)
+    _, outside = _split(near, far + slack, surely, equal=True)
+    inside, outside = (inside - maybe).clamp(min=0), outside + surely
     must = inside * math.exp(min(move, 700.0)) < odds * outside
     return must, may
 
 
-def _held(distances: Tensor, borders: Tensor, weights: Tensor, *, equal: bool = False) -> Tensor:
-    """Return the weight of the tokens that are nearer than each of V borders, or as near."""
+def _split(
+    distances: Tensor, borders: Tensor, weights: Tensor, *, equal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the weight of the tokens that are nearer than each of V borders, and of the rest.
+
+    Args:
+        distances: [V].
+        borders: [V].
+        weights: [V].
+        equal: Whether a token at the border counts as nearer.
+    """
     ranked, order = distances.sort()
-    return _before(weights[order])[torch.searchsorted(ranked, borders.contiguous(), right=equal)]
+    places = torch.searchsorted(ranked, borders.contiguous(), right=equal)
+    ordered = weights[order]
+    # The rest is added up itself: as a difference, a small one would be nothing but rounding.
+    return _before(ordered)[places], _before(ordered.flip(0)).flip(0)[places]
 
 
 def _shares(scores: Tensor, kept: Kept, move: float) -> tuple[Tensor, Tensor]:

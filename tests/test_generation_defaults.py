@@ -219,6 +219,11 @@ def test_a_value_out_of_its_range_is_one_line_that_names_the_way_out() -> None:
         decoder.generate(PROMPT, temperature=1.0)
 
 
+def test_the_setting_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match="generation_defaults must be true or false"):
+        Decoder.from_model(own_model(), generation_defaults="no")
+
+
 def test_an_ending_that_has_grown_beyond_all_numbers_is_still_a_number() -> None:
     processor = EndBias(start=0, factor=9.0, end_ids=(1,))
     scores = processor(torch.zeros(1, 5000, dtype=torch.int64), torch.tensor([[1.0, 2.0]]))
