@@ -9,7 +9,6 @@ Shapes: V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 

@@ -122,7 +122,8 @@ def _take_choice(group: str, plain: dict[str, Any], literal: dict[str, Any]) -> 
     Args:
         group: The group.
         plain: The mapping; afterwards it holds for the group only the settings inside it.
-        literal: Takes the path of a model that is given by its path alone.
+        literal: Takes the path of a model that is given by its path alone, and a draft that is
+            no name.
     """
     value = plain.get(group)
     if isinstance(value, os.PathLike):
@@ -131,6 +132,8 @@ def _take_choice(group: str, plain: dict[str, Any], literal: dict[str, Any]) -> 
         value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
         plain[group] = inner = dict(value)
+        if group == "strategy" and not isinstance(inner.get("model"), str | None):
+            literal["strategy.model"] = inner.pop("model")  # settings of a draft, or a loaded one
         if group == "sampling":
             # It has no name of its own; the name only says which file is meant.
             name: str | None = inner.pop("name", None)

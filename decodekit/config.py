@@ -39,6 +39,8 @@ class ModelConfig:
             then chosen along with the model.
         trust_remote_code: Consent to run the Python files that the checkpoint itself brings: those
             of the directory, or of the commit on the hub that ``revision`` has to name.
+        max_positions: The longest text in tokens, prompt and answer together, where it is not to
+            be what the model's configuration and its RoPE scaling say.
     """
 
     name: str = "local"
@@ -48,6 +50,7 @@ class ModelConfig:
     package: str | None = None
     adapter: str | None = None
     trust_remote_code: bool = False
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.trust_remote_code, bool):
@@ -56,6 +59,8 @@ class ModelConfig:
                 key="model.trust_remote_code",
                 value=self.trust_remote_code,
             )
+        if self.max_positions is not None:
+            require_at_least(self.max_positions, 1, key="model.max_positions")
 
 
 def _smollm2() -> ModelConfig:

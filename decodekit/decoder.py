@@ -179,7 +179,12 @@ class Decoder:
         # What costs nothing first: a mistake must not wait for a model to be fetched.
         strategy, verifier = build_strategy(config.strategy), build_verifier(config.verifier)
         model, tokenizer = load(config)
-        adapter = build_adapter(model, adapter=config.adapter, backend=config.backend)
+        adapter = build_adapter(
+            model,
+            adapter=config.adapter,
+            backend=config.backend,
+            max_positions=config.model.max_positions,
+        )
         execution = prepare_execution(model, config.execution, adapter)
         return cls(
             adapter,
@@ -205,6 +210,7 @@ class Decoder:
         backend: Any = "auto",
         execution: str = "eager",
         chat: bool | None = False,
+        max_positions: int | None = None,
         **settings: Any,
     ) -> Decoder:
         """Make a decoder over a loaded ``transformers`` model.
@@ -228,6 +234,8 @@ class Decoder:
                 ``eager``.
             chat: Whether a text prompt is wrapped in the chat template; here text is taken as it is
                 unless you say otherwise.
+            max_positions: The longest text in tokens, prompt and answer together; None for what
+                the model's configuration and its RoPE scaling say.
             settings: Further arguments of ``Decoder``.
 
         Raises:
@@ -247,7 +255,7 @@ class Decoder:
         if settings.get("verifier") is not None and not isinstance(settings["verifier"], Verifier):
             settings["verifier"] = build_verifier(settings["verifier"])
         decoder = cls(
-            build_adapter(model, adapter=adapter, backend=backend),
+            build_adapter(model, adapter=adapter, backend=backend, max_positions=max_positions),
             tokenizer,
             strategy=built,
             chat=chat,
@@ -256,6 +264,10 @@ class Decoder:
         # Last: it changes the model.
         decoder.execution = prepare_execution(model, execution, decoder.adapter)
         return decoder
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: it has no caches yet."""
+        return {**vars(self), "_idle": []}
 
     @property
     def adapter_name(self) -> str:

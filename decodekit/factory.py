@@ -17,11 +17,13 @@ from decodekit.errors import (
     nearest,
     shortened,
 )
+from decodekit.execution.autocast import outside_autocast
 from decodekit.execution.graphs import check_graphs
 from decodekit.execution.packed import can_pack_model, pack_linears
 from decodekit.interfaces import (
     AttentionBackend,
     HasExecution,
+    HasPositionLimit,
     ModelAdapter,
     NGramPool,
     Strategy,
@@ -130,9 +132,12 @@ def prepare_execution(model: Any, mode: str, adapter: ModelAdapter | None = None
         mode = "native" if native else "packed" if can_pack else "eager"
     if mode in ("native", "compiled", "graphs") and not isinstance(adapter, HasExecution):
         name = getattr(adapter, "name", type(adapter).__name__)
+        reason = _llama_obstacle(model)
+        why = f" (the LLaMA family), not {name}"
+        if reason is not None:
+            why = f", which cannot run this model: {reason}"
         raise ConfigError(
-            f"execution={mode} needs adapter=llama (the LLaMA family), not {name}; "
-            "use execution=auto",
+            f"execution={mode} needs adapter=llama{why}; use execution=auto",
             key="execution",
             value=mode,
         )
@@ -143,8 +148,16 @@ def prepare_execution(model: Any, mode: str, adapter: ModelAdapter | None = None
     if mode == "packed" or (mode == "compiled" and can_pack):
         pack_linears(model)
     if isinstance(adapter, HasExecution):
-        adapter.use_execution(mode if mode in ("native", "compiled", "graphs") else "eager")
+        with outside_autocast():
+            adapter.use_execution(mode if mode in ("native", "compiled", "graphs") else "eager")
     return mode
+
+
+def _llama_obstacle(model: Any) -> str | None:
+    """Return why ``adapter=llama`` cannot run a model; None if it can."""
+    from decodekit.adapters.llama import obstacle  # transformers, only where it is needed
+
+    return obstacle(model) if isinstance(model, torch.nn.Module) else "it is no torch module"
 
 
 def build_strategy(settings: Any) -> Strategy:
@@ -162,21 +175,34 @@ def build_strategy(settings: Any) -> Strategy:
     return strategy
 
 
-def build_adapter(model: Any, *, adapter: Any = "auto", backend: Any = "auto") -> ModelAdapter:
+def build_adapter(
+    model: Any, *, adapter: Any = "auto", backend: Any = "auto", max_positions: int | None = None
+) -> ModelAdapter:
     """Return an adapter over a loaded model.
 
     Args:
         model: What the adapter runs; for ``hf`` a ``transformers`` model in evaluation mode.
         adapter: A name or a settings dataclass.
         backend: A name or a settings dataclass.
+        max_positions: The longest text; None for what the model's configuration says.
 
     Raises:
+        ConfigError: The model cannot run texts of ``max_positions``.
         ModelSupportError: The adapter cannot decode this model exactly.
         BackendError: The backend is not available here.
     """
     adapter_of, adapter_config = _configured("adapter", adapter)
     kernel = build_backend(backend)
-    built: ModelAdapter = _built(adapter_of, ModelAdapter, adapter_config, model, kernel)
+    with outside_autocast():
+        built: ModelAdapter = _built(adapter_of, ModelAdapter, adapter_config, model, kernel)
+    if max_positions is not None:
+        if not isinstance(built, HasPositionLimit):
+            raise ConfigError(
+                f"the adapter {adapter_of.name!r} takes no max_positions; leave it out",
+                key="model.max_positions",
+                value=max_positions,
+            )
+        built.limit_positions(max_positions)
     return built
 
 
@@ -235,7 +261,21 @@ class _Parts:
         except CheckpointError as error:
             error.args = (f"strategy.model: {error}",)
             raise
-        adapter = build_adapter(loaded, adapter=config.adapter, backend=config.backend)
+        except ConfigError as error:
+            if error.key not in ("model.trust_remote_code", "model.revision"):
+                raise
+            raise ConfigError(
+                f"strategy.model: {error} (the draft's own settings, from Python: "
+                '"model": {"path": PLACE, "trust_remote_code": True})',
+                key="strategy.model",
+                value=model,
+            ) from error
+        adapter = build_adapter(
+            loaded,
+            adapter=config.adapter,
+            backend=config.backend,
+            max_positions=config.model.max_positions,
+        )
         prepare_execution(loaded, config.execution, adapter)
         return adapter, tokenizer
 

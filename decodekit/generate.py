@@ -139,7 +139,12 @@ def reference_decoder(decoder: Decoder, config: RunConfig) -> Decoder:
     model = getattr(decoder.adapter, "model", None)
     if model is None:
         raise ConfigError("verify.backend needs an adapter with a model", key="verify.backend")
-    plain.adapter = build_adapter(model, adapter=config.adapter, backend=config.verify.backend)
+    plain.adapter = build_adapter(
+        model,
+        adapter=config.adapter,
+        backend=config.verify.backend,
+        max_positions=config.model.max_positions,
+    )
     return plain
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "Compilation",
     "HasExecution",
     "HasHorizon",
+    "HasPositionLimit",
     "HasRepeat",
     "KVCache",
     "MaskBuilder",
@@ -222,6 +223,19 @@ class HasHorizon(Protocol):
         """Return the number of positions that a pass over ``length`` committed tokens may use.
 
         None if it is ``max_positions``.
+        """
+        ...
+
+
+@runtime_checkable
+class HasPositionLimit(Protocol):
+    """A model adapter that can be told how long a text may be."""
+
+    def limit_positions(self, count: int) -> None:
+        """Let ``max_positions`` be ``count`` from now on, whatever the configuration says.
+
+        Raises:
+            ConfigError: The model cannot run so many.
         """
         ...
 

@@ -6,6 +6,8 @@ docs/lossless.md, "To the bit".
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -55,7 +57,7 @@ def _layers_obstacle(model: nn.Module) -> str | None:
     return None
 
 
-def _attention_obstacle(adapter: ModelAdapter, dtype: torch.dtype) -> str | None:
+def _attention_obstacle(adapter: ModelAdapter, dtype: Any) -> str | None:
     if getattr(adapter, "keeps_attention", False):
         return "the model attends by itself"
     backend = str(getattr(getattr(adapter, "backend", None), "name", None))

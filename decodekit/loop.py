@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decodekit.errors import GenerationError, NoStopIteration, TreeError
+from decodekit.execution.autocast import outside_autocast
 from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome, Verifier
 from decodekit.observers import Observers, StepEvent
 from decodekit.plan import StepPlan
@@ -105,19 +106,10 @@ def decode(
     step, request, before = 0, next(_requests), 0.0
     while active and not cancelled():
         try:
-            if step == 0:
-                runner.share([turn.state.committed for turn in active])
-            for turn, prefix in zip(active, runner.cache.lengths, strict=True):
-                budget = _budget(turn.state, runner, max_nodes)
-                with turn.named():
-                    turn.propose(budget, prefix=prefix, vocab_size=runner.adapter.vocab_size)
-            logits = runner.run([turn.plan for turn in active])
-            for turn, rows in zip(active, logits, strict=True):
-                with turn.named():
-                    turn.judge(rows)
-            failed = [turn for turn in active if turn.failure is not None]
-            if not failed:
-                runner.commit([turn.accepted for turn in active])
+            with outside_autocast():  # not around the yield: what the reader does is its business
+                if step == 0:
+                    runner.share([turn.state.committed for turn in active])
+                failed = _step(active, runner, max_nodes)
             seconds = runner.forward_seconds - before
             shown = [turn for turn in active if turn.tokens]
             # Shown before anything is learnt from it: the reader need not wait for that.
@@ -135,9 +127,10 @@ def decode(
                 active = [active[place] for place in going_on]
                 if active:
                     runner.keep(going_on)
-            for turn in active:
-                with turn.named():
-                    turn.learn()
+            with outside_autocast():
+                for turn in active:
+                    with turn.named():
+                        turn.learn()
             before = runner.forward_seconds
         except Cancelled:
             return
@@ -149,6 +142,22 @@ def decode(
             _note(error, f"{_place(error, len(sequences))}step {step}")
             raise
         step += 1
+
+
+def _step(active: Sequence[_Turn], runner: LocalRunner, max_nodes: int) -> list[_Turn]:
+    """Run one step of all sequences: propose, one pass, judge, commit; return those that failed."""
+    for turn, prefix in zip(active, runner.cache.lengths, strict=True):
+        budget = _budget(turn.state, runner, max_nodes)
+        with turn.named():
+            turn.propose(budget, prefix=prefix, vocab_size=runner.adapter.vocab_size)
+    logits = runner.run([turn.plan for turn in active])
+    for turn, rows in zip(active, logits, strict=True):
+        with turn.named():
+            turn.judge(rows)
+    failed = [turn for turn in active if turn.failure is not None]
+    if not failed:
+        runner.commit([turn.accepted for turn in active])
+    return failed
 
 
 class _Turn:

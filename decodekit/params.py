@@ -34,7 +34,7 @@ class SamplingParams:
         frequency_penalty: Taken off them once for every time that the answer has them; 0 is off.
         no_repeat_ngram_size: No run of so many tokens comes twice, the prompt's included; 0 is off.
         min_new_tokens: No end-of-text token, and no stop token, before so many tokens.
-        bad_words: Texts whose tokens are not produced in a row, with or without a space before.
+        bad_words: Texts that are not in the answer, whatever tokens they would come as.
         logit_bias: Added to the logits, by token id.
         suppress_tokens: Token ids that are never produced.
 

@@ -35,7 +35,6 @@ __all__ = [
     "OccurrencePenalty",
     "RepetitionPenalty",
     "SuppressTokens",
-    "encode_bad_words",
     "name_of",
     "processors_of",
 ]
@@ -208,7 +207,8 @@ def processors_of(
     *,
     prompt_length: int,
     end_ids: Iterable[int],
-    bad_words: Sequence[Sequence[int]],
+    bad_words: Sequence[Sequence[int]] = (),
+    banned_texts: Sequence[LogitsProcessor] = (),
 ) -> list[LogitsProcessor]:
     """Return the processors that ``params`` switches on, in the order in which they are applied.
 
@@ -216,7 +216,8 @@ def processors_of(
         params: The penalties, bans and biases.
         prompt_length: Tokens of the prompt.
         end_ids: The tokens that end a text.
-        bad_words: ``params.bad_words`` as token ids; see ``encode_bad_words``.
+        bad_words: Runs of token ids that must not come.
+        banned_texts: What bans ``params.bad_words``.
 
     Raises:
         ConfigError: A bad word has no tokens.
@@ -235,6 +236,7 @@ def processors_of(
         chosen.append(NoRepeatNGram(params.no_repeat_ngram_size))
     if bad_words:
         chosen.append(BadWords(bad_words))
+    chosen.extend(banned_texts)
     if params.min_new_tokens:
         chosen.append(
             MinNewTokens(params.min_new_tokens, prompt_length=prompt_length, end_ids=end_ids)
@@ -242,30 +244,6 @@ def processors_of(
     if params.suppress_tokens:
         chosen.append(SuppressTokens(params.suppress_tokens))
     return chosen
-
-
-def encode_bad_words(words: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]]:
-    """Return the token ids of each word as it is and after a space, without duplicates.
-
-    Inside a text a word nearly always has its space in its first token, so both forms are needed.
-    Other ways to cut a word into tokens are not found.
-
-    Args:
-        words: Texts that must not be produced.
-        tokenizer: A ``transformers`` tokenizer.
-
-    Raises:
-        ConfigError: A word is empty, or the tokenizer makes no token of it.
-    """
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for text in (word, f" {word}"):
-            ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if word else ()
-            if not ids:
-                message = f"a bad word must have a token at least; {word!r} has none"
-                raise ConfigError(message, key="sampling.bad_words", value=list(words))
-            found[ids] = None
-    return list(found)
 
 
 def _mark(tokens: Tensor, scores: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def encode_prompt(
     if max_positions is not None and len(ids) >= max_positions:
         raise GenerationError(
             f"the prompt has {len(ids)} tokens and the model's context is {max_positions}; "
-            "shorten the prompt to leave room for an answer"
+            "shorten the prompt to leave room for an answer (model.max_positions sets another)"
         )
     return EncodedPrompt(ids, fresh)
 

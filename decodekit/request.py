@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from decodekit.answer import Answer
+from decodekit.bad_words import ban_words
 from decodekit.chat import ChatOptions
 from decodekit.constraint import Constraint
 from decodekit.errors import (
@@ -24,7 +25,7 @@ from decodekit.loop import SequenceState
 from decodekit.option_names import own_names, with_other_names
 from decodekit.padding import without_padding
 from decodekit.params import SamplingParams
-from decodekit.processors import encode_bad_words, processors_of
+from decodekit.processors import LogitsProcessor, processors_of
 from decodekit.prompts import Prompt, as_token, encode_prompt, uses_template
 from decodekit.sampling import make_sampler
 from decodekit.shaping import Shaper
@@ -214,6 +215,8 @@ def prepare(
             prompt,
             adapter,
             tokenizer,
+            fresh=encoded.fresh,
+            at_start=text is None or text.is_fresh,
             eos=eos,
             ends=ends
             | {run[0] for run in sequences if len(run) == 1}
@@ -303,6 +306,8 @@ def _shaper(
     adapter: ModelAdapter,
     tokenizer: Any,
     *,
+    fresh: bool,
+    at_start: bool,
     eos: Set[int],
     ends: Set[int],
     in_order: bool,
@@ -317,23 +322,34 @@ def _shaper(
                     f"{name} names token {high}; the model's last is {adapter.vocab_size - 1}",
                     key=name,
                 )
-        if params.bad_words and tokenizer is None:
-            raise GenerationError("bad_words need a tokenizer; give one to the Decoder")
         processors += processors_of(
             params,
             prompt_length=len(prompt),
             end_ids=sorted(ends),
-            bad_words=encode_bad_words(params.bad_words, tokenizer) if params.bad_words else [],
+            banned_texts=_bans(
+                params.bad_words, tokenizer, adapter, start=len(prompt) if fresh else 0
+            ),
         )
     processors += adopt_processors(request.logits_processor, in_order=in_order)
-    constraint = _constraint(request.constraint, adapter, tokenizer, eos=eos)
+    constraint = _constraint(request.constraint, adapter, tokenizer, eos=eos, fresh=at_start)
     if not processors and constraint is None:
         return None
     return Shaper(processors, constraint, branches=not in_order)
 
 
+def _bans(
+    words: Sequence[str], tokenizer: Any, adapter: ModelAdapter, *, start: int
+) -> list[LogitsProcessor]:
+    """Return what keeps words out of a text that begins after ``start`` tokens."""
+    if words and tokenizer is None:
+        raise GenerationError("bad_words need a tokenizer; give one to the Decoder")
+    if not words:
+        return []
+    return ban_words(words, tokenizer, vocab_size=adapter.vocab_size, start=start)
+
+
 def _constraint(
-    given: Any, adapter: ModelAdapter, tokenizer: Any, *, eos: Set[int]
+    given: Any, adapter: ModelAdapter, tokenizer: Any, *, eos: Set[int], fresh: bool
 ) -> Constraint | None:
     """Return the constraint of a request in its starting state."""
     if given is None or isinstance(given, Constraint):
@@ -357,4 +373,5 @@ def _constraint(
         tokenizer,
         vocab_size=adapter.vocab_size,
         eos_token_ids=eos,
+        fresh=fresh,
     )

@@ -37,7 +37,7 @@ class LocalRunner:
         self._cache: KVCache | None = None
         # Asked once: it is a question of a tenth of a millisecond, and every step needs an answer.
         self._moving = adapter if isinstance(adapter, HasHorizon) else None
-        self._max_positions = adapter.max_positions
+        self._max_positions = adapter.max_positions  # and once a request: a model may be changed
         self._cancelled: Callable[[], bool] = lambda: False
         self._leads: list[int] = []  # pending rows of the last pass, per sequence
         self.forward_seconds = 0.0
@@ -77,6 +77,7 @@ class LocalRunner:
         """
         self.forward_seconds = 0.0
         self._cancelled = cancelled
+        self._max_positions = self.adapter.max_positions
         cache = self._cache
         if cache is not None:
             cache.reset()

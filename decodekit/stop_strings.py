@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = ["StopStrings", "special_tokens"]
@@ -61,9 +61,8 @@ def special_tokens(strings: Sequence[str], tokenizer: Any) -> dict[int, str]:
 
 
 def _candidates(strings: Sequence[str], tokenizer: Any) -> Iterator[int]:
-    try:
-        added = dict(getattr(tokenizer, "added_tokens_decoder", {}))
-    except NotImplementedError:  # a tokenizer of mistral-common
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    if not isinstance(added, Mapping):  # that of mistral-common has a method instead
         added = {}
     ids, texts = (getattr(tokenizer, f"all_special_{kind}", ()) for kind in ("ids", "tokens"))
     for token, text in [*added.items(), *zip(ids, texts, strict=False)]:

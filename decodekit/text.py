@@ -157,6 +157,11 @@ class IncrementalText:
         return piece
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether nothing is before the text so far: a tokenizer may drop the space there."""
+        return not self.text and not self._decode(self._seam)
+
+    @property
     def shown(self) -> str:
         """All that ``take`` has returned."""
         return self.text[: self._shown]

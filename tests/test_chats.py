@@ -10,7 +10,7 @@ from decodekit import Decoder, Request
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.factory import build_strategy
 from tests.fakes import ToyAdapter
-from tests.spelling import TOKENIZERS, ids_of, says, spelled
+from tests.spelling import TOKENIZERS, Says, ids_of, says, spelled
 
 USER = [{"role": "user", "content": "Paris is"}]
 BEGUN = [*USER, {"role": "assistant", "content": "The answer is"}]
@@ -199,6 +199,17 @@ class Tekken:
     def __len__(self) -> int:
         return len(self.inner)
 
+    def added_tokens_decoder(self) -> Any:
+        raise NotImplementedError("not by design")
+
+    @property
+    def all_special_ids(self) -> Any:
+        return self.inner.all_special_ids
+
+    @property
+    def all_special_tokens(self) -> Any:
+        return self.inner.all_special_tokens
+
 
 class WithAnAttribute(Tekken):
     chat_template = None
@@ -212,6 +223,16 @@ def test_a_tokenizer_without_a_template_that_knows_messages_is_used_for_chats(ki
     expected = plain().encode(USER)
     assert decoder.encode(USER) == decoder.encode(USER[0]["content"]) == expected
     assert decoder.generate(BEGUN, max_new_tokens=2).prompt_tokens == plain().encode(BEGUN)
+
+
+def test_such_a_tokenizer_has_stop_strings_and_bad_words() -> None:
+    tokenizer = Tekken()
+    yes, end, no = ids_of(tokenizer.inner, "yes", "</s>", "no")
+    model = Says(tokenizer.inner, [yes, end, no], after=1)
+    model.eos_token_ids = frozenset()
+    decoder = Decoder(model, tokenizer, strategy=build_strategy("jacobi"))
+    assert decoder.generate([1], stop="</s>", max_new_tokens=3).tokens == [yes, end]
+    assert "yes" not in decoder.generate([1], bad_words=["yes"], max_new_tokens=3).text
 
 
 def test_a_tokenizer_without_a_template_that_knows_none_is_not() -> None:

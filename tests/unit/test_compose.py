@@ -585,3 +585,14 @@ def test_nothing_is_initialized_afterwards() -> None:
     GlobalHydra.instance().clear()
     compose_config()
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_any_variable_of_a_chat_template_can_be_set() -> None:
+    config = compose_config(
+        ["chat_template_kwargs.enable_thinking=false", "chat_template_kwargs.style=plain"]
+    )
+    assert config.chat_template_kwargs == {"enable_thinking": False, "style": "plain"}
+    given = {"enable_thinking": False, "documents": [{"title": "a"}], "deep": {"er": 1}}
+    assert compose_mapping({"chat_template_kwargs": given}).chat_template_kwargs == given
+    with pytest.raises(ConfigError, match="chat_template_kwargs does nothing under job=profile"):
+        compose_config(["job=profile", "chat_template_kwargs.style=plain"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from decodekit import Decoder
+from decodekit.backends import settled
+from decodekit.backends.flash_kernels import select_kernel
 from decodekit.backends.invariant import InvariantBackend
 from decodekit.backends.sdpa import SDPABackend
+from decodekit.backends.settled import attend_settled
 from decodekit.errors import BackendError
-from decodekit.execution.batch_invariance import CallSizes
+from decodekit.execution.batch_invariance import FEW, MORE, CallSizes
 from decodekit.execution.packed import PackedLinear, can_pack
 from decodekit.factory import build_backend
 from decodekit.interfaces import AttentionBackend
@@ -75,6 +80,94 @@ def test_a_node_has_the_bits_of_its_path_committed_alone(
         for node in range(len(tree)):
             expected = alone(backend, plan, states, node, window=window)
             assert torch.equal(output[plan.anchor_row + 1 + node], expected)
+
+
+class Kernel:
+    """Torch's kernel, which takes the keys of some rows from the other end.
+
+    Args:
+        backwards: Of which rows, by their number in a call and their place.
+    """
+
+    def __init__(self, backwards: Callable[[int, int], bool]) -> None:
+        self._backwards = backwards
+        self._kernel = select_kernel(torch.device("cpu"))
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        rows = query.shape[2]
+        output, log = self._kernel(query, key, value, scale=scale)
+        other = self._kernel(query, key.flip(2), value.flip(2), scale=scale)
+        at = torch.tensor([self._backwards(rows, place) for place in range(rows)])
+        return torch.where(at[:, None], other[0], output), torch.where(at, other[1], log)
+
+
+@pytest.mark.parametrize(
+    ("backwards", "found"),
+    [
+        (lambda rows, _: rows > 32, FEW),
+        (lambda rows, _: rows < 8, (*FEW[1:], *MORE)),
+        (lambda _, place: place % 2 == 1, None),
+    ],
+    ids=["32 rows at most", "8 rows at least", "hopeless"],
+)
+def test_nodes_keep_their_bits_on_a_processor_with_another_kernel(
+    backwards: Callable[[int, int], bool],
+    found: tuple[int, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no calls give a row the same bits, all keys are added up in float64."""
+    if not found_here(300):
+        pytest.skip("torch's own kernel gives no number of rows the same bits here")
+    kernel = Kernel(backwards)
+    monkeypatch.setattr(settled, "select_kernel", lambda _: kernel)
+    settled._call_sizes.cache_clear()
+    try:
+        assert found_here(300) == found
+        plan = StepPlan(400, (0,), TokenTree.chain((0,) * 40))
+        states = random_states([plan.mask()], LAYOUT, torch.bfloat16, dim=DIM)
+        output = attend(InvariantBackend(), [plan.mask()], states)[0]
+        for node in (0, 1, 7, 20, 39):
+            expected = alone(InvariantBackend(), plan, states, node)
+            assert torch.equal(output[1 + node], expected), node
+    finally:
+        settled._call_sizes.cache_clear()
+
+
+def found_here(keys: int) -> tuple[int, ...] | None:
+    """Return the numbers of rows that calls over so many keys may have; None if there are none."""
+    shape = (1, LAYOUT[1], keys, DIM)
+    settings = settled._settings()
+    found = settled._call_sizes(shape, torch.bfloat16, 0.125, True, *settings)
+    return found.sizes if found.invariant else None
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("keys", [256, 448, 2048, 2304])
+def test_rows_over_settled_keys_do_what_was_found(keys: int, dtype: torch.dtype) -> None:
+    draws = torch.Generator().manual_seed(keys)
+    query = torch.randn(1, 6, 90, DIM, generator=draws).to(dtype)
+    key, value = torch.randn(2, 1, 2, keys, DIM, generator=draws).to(dtype)
+    together = attend_settled(query, key, value, scale=0.125)
+    if together is None:
+        return  # then nothing uses it
+    assert len(together) == 1 + (keys >= 2048)
+    expected = scaled_dot_product_attention(
+        query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), scale=0.125
+    )
+    logs = torch.stack([log for _, log in together])
+    merged = sum(
+        output.float() * part[..., None]
+        for (output, _), part in zip(together, logs.softmax(0), strict=True)
+    )
+    torch.testing.assert_close(merged, expected.float(), atol=0.01, rtol=0.01)
+    for some in (slice(0, 1), slice(5, 8), slice(40, 73)):
+        found = attend_settled(query[:, :, some], key, value, scale=0.125)
+        assert found is not None
+        for (output, log), (all_outputs, all_logs) in zip(found, together, strict=True):
+            assert torch.equal(output, all_outputs[:, :, some])
+            assert torch.equal(log, all_logs[:, :, some])
 
 
 def test_sdpa_has_not() -> None:
@@ -191,12 +284,15 @@ def test_strategies_write_the_same_tokens_in_half_precision(kind: str, adapter: 
     if not can_pack(torch.bfloat16):
         pytest.skip("bfloat16 cannot be packed here")
     model = own_model(kind, dtype=torch.bfloat16)
-    answers = [
-        Decoder.from_model(model, strategy=strategy, adapter=adapter, execution="packed").generate(
-            random_prompt(40), max_new_tokens=60
-        )
+    decoders = [
+        Decoder.from_model(model, strategy=strategy, adapter=adapter, execution="packed")
         for strategy in STRATEGIES
     ]
+    obstacle = decoders[0].invariance_obstacle
+    if obstacle is not None:
+        assert "this processor's kernels" in obstacle
+        return
+    answers = [decoder.generate(random_prompt(40), max_new_tokens=60) for decoder in decoders]
     assert all(answer.tokens == answers[0].tokens for answer in answers)
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from decodekit import Decoder
 from decodekit.errors import ConfigError
-from decodekit.execution import packed
+from decodekit.execution import packed, packed_operator
+from decodekit.execution.batch_invariance import FEW, MORE
 from decodekit.execution.packed import PackedLinear, can_pack, pack_linears
 from tests.tiny import greedy_loop, own_model, random_prompt, tiny_model
 
@@ -156,6 +157,27 @@ def test_a_copy_of_a_packed_model_is_a_model(adapter: str) -> None:
         model.model.embed_tokens.weight.zero_()
     for decoder in (Decoder.from_model(twin), Decoder.from_model(twin, adapter="hf")):
         assert decoder.generate(random_prompt(15), max_new_tokens=8).tokens == expected
+
+
+@needs_packing
+@pytest.mark.parametrize("adapter", ["hf", "llama"])
+def test_prompts_of_any_length_make_calls_of_few_sizes(
+    adapter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN keeps what it made for each number of rows: memory would grow with them."""
+    sizes: set[int] = set()
+    real = packed_operator._run
+
+    def watched(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        sizes.add(len(states))
+        return real(states, weight, bias)
+
+    decoder = Decoder.from_model(own_model(), adapter=adapter, execution="packed")
+    monkeypatch.setattr(packed_operator, "_run", watched)
+    for length in range(1, 61, 2):
+        decoder.generate(random_prompt(length), max_new_tokens=2)
+    assert len(sizes) > 1
+    assert sizes <= {*FEW, *MORE}
 
 
 def test_the_default_device_does_not_matter() -> None:

@@ -11,14 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
@@ -33,7 +31,6 @@ from decodekit.processors import (
     OccurrencePenalty,
     RepetitionPenalty,
     SuppressTokens,
-    encode_bad_words,
     processors_of,
 )
 
@@ -347,48 +344,3 @@ def test_a_list_of_transformers_takes_ours(case: Case, penalty: float) -> None:
     ids, scores = case
     mixed = LogitsProcessorList(ours)(ids, scores)
     assert torch.equal(mixed, LogitsProcessorList(theirs)(ids, scores.clone()))
-
-
-# --- bad words as text ---------------------------------------------------------------------------
-
-
-def bpe_like_tokenizer(text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
-    """A tokenizer in which a space belongs to the word after it."""
-    ids = {"cat": [5], " cat": [6], "catnip": [5, 7], " catnip": [8]}[text]
-    return {"input_ids": [1, *ids] if add_special_tokens else ids}
-
-
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that drops spaces and starts each text with ``<s>``."""
-    words = {"<unk>": 0, "<s>": 1, "cat": 2, "dog": 3}
-    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", bos_token="<s>")
-
-
-def test_a_bad_word_is_encoded_as_it_is_and_after_a_space() -> None:
-    assert encode_bad_words(["cat", "catnip"], bpe_like_tokenizer) == [(5,), (6,), (5, 7), (8,)]
-    assert encode_bad_words([], bpe_like_tokenizer) == []
-
-
-def test_a_bad_word_is_encoded_without_special_tokens_and_once() -> None:
-    tokenizer = word_tokenizer()
-    assert tokenizer("cat")["input_ids"] == [1, 2]
-    assert encode_bad_words(["cat", "cat dog", "cat"], tokenizer) == [(2,), (2, 3)]
-
-
-@pytest.mark.parametrize("word", ["", " "])
-def test_a_bad_word_that_has_no_tokens_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match="bad word") as caught:
-        encode_bad_words(["cat", word], word_tokenizer())
-    assert caught.value.key == "sampling.bad_words"
-    assert caught.value.value == ["cat", word]
-
-
-def test_an_empty_bad_word_is_refused_whatever_the_tokenizer_makes_of_it() -> None:
-    def with_a_space_before(text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
-        return {"input_ids": [9] * (1 + len(text))}
-
-    with pytest.raises(ConfigError, match="bad word"):
-        encode_bad_words([""], with_a_space_before)

@@ -30,7 +30,12 @@ from decodekit.adapters.hf.support import (
 from decodekit.errors import DecodekitError, GenerationError, ModelSupportError, shortened
 from decodekit.interfaces import AttentionBackend, KVCache
 from decodekit.mask import TreeMask, bool_to_additive, pad_masks
-from decodekit.model_facts import eos_token_ids_of, input_device_of, max_positions_of
+from decodekit.model_facts import (
+    check_positions,
+    eos_token_ids_of,
+    input_device_of,
+    max_positions_of,
+)
 from decodekit.plain_forward import takes
 from decodekit.plan import StepPlan, check_prefixes, padded_rows
 from decodekit.snapshot import Snapshot
@@ -60,6 +65,8 @@ class HFAdapter:
     def __init__(self, model: PreTrainedModel, backend: AttentionBackend) -> None:
         self.model = model
         self.backend = backend
+        self._limit: int | None = None
+        self._windows: set[tuple[int | None, int | None]] = set()
         self._snapshot: Snapshot | None = None
         self._checking = False
         self._follow()
@@ -99,8 +106,14 @@ class HFAdapter:
 
     @property
     def max_positions(self) -> int | None:
-        """Positions that the model was made for, or None if its configuration names no limit."""
-        return max_positions_of(self.model)
+        """Positions that the model has, or None if its configuration names no limit."""
+        return max_positions_of(self.model) if self._limit is None else self._limit
+
+    def limit_positions(self, count: int) -> None:
+        """Let a text have so many positions; see ``HasPositionLimit.limit_positions``."""
+        check_positions(self.model, count)
+        check_windows(self.model, self._windows, limit=count)
+        self._limit = count
 
     @property
     def keeps_attention(self) -> bool:

@@ -1,9 +1,9 @@
-"""A key-value cache for ``transformers`` models over preallocated memory.
+"""A key-value cache for ``transformers`` models over memory that is taken in large pieces.
 
 ``transformers``' own dynamic cache concatenates every layer at every step and can only be cropped;
 see ``decodekit.row_storage`` for what is done here.
 
-Shapes: L layers, B batch, K kv heads, C capacity, D head dim, R rows.
+Shapes: L layers, B batch, K kv heads, C rows in memory, D head dim, R rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Storage(RowStorage):
     Args:
         layers: L.
         batch: B.
-        capacity: C.
+        capacity: The rows of a sequence at most.
         key_rows: Rounds the length of the views that attention reads.
     """
 
@@ -36,27 +36,26 @@ class _Storage(RowStorage):
     ) -> None:
         super().__init__(batch=batch, capacity=capacity, key_rows=key_rows)
         self.layers = layers
-        self._kinds: dict[str, list[Tensor]] = {"keys": [], "values": []}
+        self._kinds: dict[str, list[int]] = {"keys": [], "values": []}
 
-    def allocate(self, kind: str, layer: int, states: Tensor) -> Tensor:
-        """Return the storage [B, K, C, D] of ``layer``, shaped and placed like ``states``.
+    def allocate(self, kind: str, states: Tensor) -> int:
+        """Return which slab holds entries [B, K, C, D] that are shaped and placed like ``states``.
 
         Raises:
             GenerationError: There is not enough memory; the cache is empty as before.
         """
         _, heads, _, dim = states.shape
-        for slab in self._kinds[kind]:
+        for place in self._kinds[kind]:
+            slab = self.slabs[place]
             if (
                 (slab.shape[2], slab.shape[4]) == (heads, dim)
                 and slab.dtype == states.dtype
                 and slab.device == states.device
             ):
-                return slab[layer]
-        slab = self.add_slab(
-            self.layers, heads=heads, dim=dim, dtype=states.dtype, device=states.device
-        )
-        self._kinds[kind].append(slab)
-        return slab[layer]
+                return place
+        self.add_slab(self.layers, heads=heads, dim=dim, dtype=states.dtype, device=states.device)
+        self._kinds[kind].append(len(self.slabs) - 1)
+        return len(self.slabs) - 1
 
     def let_go(self, *, layers: int) -> None:
         """Forget all memory; the next pass takes some for so many layers."""
@@ -76,12 +75,22 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # untyped base
         super().__init__()
         self._storage = storage
         self._index = index
+        self._slabs: tuple[int, int] = (0, 0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take this layer's share of the slabs; the first forward pass tells the shapes."""
-        self.keys = self._storage.allocate("keys", self._index, key_states)
-        self.values = self._storage.allocate("values", self._index, value_states)
+        self._slabs = (
+            self._storage.allocate("keys", key_states),
+            self._storage.allocate("values", value_states),
+        )
         self.is_initialized = True
+        self.follow()
+
+    def follow(self) -> None:
+        """Look at the slabs where they are now."""
+        if self.is_initialized:
+            keys, values = (self._storage.slabs[place] for place in self._slabs)
+            self.keys, self.values = keys[self._index], values[self._index]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -126,7 +135,8 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
     Args:
         layers: L, the model's number of layers.
         batch: B, the number of sequences.
-        capacity: C, rows per sequence, scratch rows included. Memory is taken at the first pass.
+        capacity: Rows per sequence, scratch rows included. Memory is taken by passes, as
+            ``RowStorage`` does.
         key_rows: The backend's, if it has one; see ``AttentionBackend``.
 
     Attributes:
@@ -180,9 +190,13 @@ class HFCache(Cache):  # type: ignore[misc]  # untyped base
         """Make ready for a pass that writes so many rows behind each sequence.
 
         Raises:
-            GenerationError: They do not fit.
+            GenerationError: They do not fit, or there is no memory for them.
         """
+        moves = self._storage.moves
         self._storage.begin(rows)
+        if self._storage.moves != moves:
+            for layer in self.layers:
+                layer.follow()
 
     def commit(self, rows: Sequence[Sequence[int]]) -> None:
         """Keep, for each sequence, these rows of the last pass, in this order; drop the rest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from decodekit.execution.graphs import Capture, check_graphs, cuda_capture
 from decodekit.execution.native.library import NativeLibrary, native_library
 from decodekit.interfaces import AttentionBackend, Compilation, KVCache
 from decodekit.mask import TreeMask
-from decodekit.model_facts import eos_token_ids_of, max_positions_of
+from decodekit.model_facts import check_positions, eos_token_ids_of, max_positions_of
 from decodekit.plan import StepPlan, check_prefixes, padded_rows
 
 __all__ = ["LlamaAdapter"]
@@ -58,6 +58,7 @@ class LlamaAdapter:
         check_support(model)
         self.model = model
         self.backend = backend
+        self._limit: int | None = None
         self._passes: _Passes | None = None
         self._library: NativeLibrary | None = None
         self._compiled: CompiledRows | None = None
@@ -67,6 +68,10 @@ class LlamaAdapter:
         # Whoever packs the model next must not find its weights held here.
         self._passes = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: its passes, which hold addresses, it lays out itself."""
+        return {**vars(self), "_passes": None}
+
     @property
     def vocab_size(self) -> int:
         """V, the number of logits of a row."""
@@ -74,8 +79,13 @@ class LlamaAdapter:
 
     @property
     def max_positions(self) -> int | None:
-        """Positions that the model was made for, or None if its configuration names no limit."""
-        return max_positions_of(self.model)
+        """Positions that the model has, or None if its configuration names no limit."""
+        return max_positions_of(self.model) if self._limit is None else self._limit
+
+    def limit_positions(self, count: int) -> None:
+        """Let a text have so many positions; see ``HasPositionLimit.limit_positions``."""
+        check_positions(self.model, count)
+        self._limit = count
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

@@ -1,7 +1,7 @@
 """The key-value cache of the ``llama`` adapter: all layers' keys and values in one allocation.
 
-Shapes: L layers, B batch, b sequences that are left of it, K kv heads, C capacity, D head dim,
-R rows, S the longest sequence with its rows.
+Shapes: L layers, B batch, b sequences that are left of it, K kv heads, C rows in memory, D head
+dim, R rows, S the longest sequence with its rows.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ __all__ = ["LlamaCache"]
 
 
 class LlamaCache:
-    """The ``KVCache`` of the ``llama`` adapter; memory is taken at the first pass.
+    """The ``KVCache`` of the ``llama`` adapter; memory is taken by passes, as ``RowStorage`` does.
 
     Args:
         layers: L.
         heads: K.
         dim: D.
         batch: B.
-        capacity: C, rows per sequence, scratch rows included.
+        capacity: Rows per sequence, scratch rows included.
         dtype: Of keys and values.
         device: Theirs.
         key_rows: The backend's, if it has one; see ``AttentionBackend``.
-        spare: Rows in memory behind those of the capacity, for what nobody reads.
+        spare: Rows in memory behind those of the capacity, for what nobody reads; with them memory
+            is taken at once and stays where it is.
 
     Attributes:
         layers: L.
@@ -65,7 +66,7 @@ class LlamaCache:
 
     @property
     def memory_rows(self) -> int:
-        """C, the rows per sequence that memory was taken for, spare ones included."""
+        """C, the rows per sequence that there is memory for, spare ones included."""
         return self._storage.memory_rows
 
     @property
@@ -122,6 +123,7 @@ class LlamaCache:
                 dtype=self.dtype,
                 device=self.device,
             )
+        self._slab = self._storage.slabs[0]  # it may have moved
         self._places = None  # a recorded pass needs none
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

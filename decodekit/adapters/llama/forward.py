@@ -25,11 +25,11 @@ from decodekit.adapters.llama.layer import (
     out_of_attention,
 )
 from decodekit.adapters.llama.rope import RotaryTable
-from decodekit.snapshot import Snapshot
 from decodekit.adapters.llama.weights import LayerWeights, layer_weights, project, projection
 from decodekit.execution.compiled import CompiledRows
 from decodekit.execution.packed_operator import call_sizes
 from decodekit.interfaces import AttentionBackend
+from decodekit.snapshot import Snapshot
 
 __all__ = ["Attend", "LeanForward", "cache_shape"]
 

@@ -8,6 +8,7 @@ because its OpenMP is the one that torch has its threads from.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -38,6 +39,8 @@ _SOURCES = (
     "vectors.h",
 )
 
+_LOG = logging.getLogger("decodekit.native")
+
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-Wno-psabi")
 
 
@@ -57,7 +60,9 @@ class Built:
 def build_library(flags: Sequence[str] | None = None) -> Built:
     """Return the library, compiled now if this machine has none of these sources and flags.
 
-    Processes that ask at once may all compile; each sees a whole file.
+    Processes that ask at once may all compile; each sees a whole file. A file's name ends with the
+    digest of its content; one that has another content by now, since a disk or a crash has damaged
+    it, is removed and compiled again, which is said once.
 
     Args:
         flags: What the compiler is told of the processor; None for all that this one has.
@@ -78,17 +83,19 @@ def build_library(flags: Sequence[str] | None = None) -> Built:
     key.update(_processor())
     start = time.perf_counter()
     try:
-        final = cache_dir() / "native" / f"{key.hexdigest()[:16]}.so"
-        if final.is_file():
-            return Built(final, 0.0)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=final.parent, prefix=".building-") as directory:
-            for name, text in zip(_SOURCES, texts, strict=True):
-                Path(directory, name).write_bytes(text)
+        place, name = cache_dir() / "native", key.hexdigest()[:16]
+        kept = _whole_file(place, name)
+        if kept is not None:
+            return Built(kept, 0.0)
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place, prefix=".building-") as directory:
+            for source, text in zip(_SOURCES, texts, strict=True):
+                Path(directory, source).write_bytes(text)
             made = Path(directory, "made.so")
             _run([*arguments, str(Path(directory, _SOURCES[0])), "-o", str(made)])
             if not made.is_file():
                 raise _unavailable(f"{compiler[0]} has written nothing")
+            final = place / f"{name}-{_digest(made)}.so"
             os.replace(made, final)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         raise _unavailable(
@@ -96,6 +103,26 @@ def build_library(flags: Sequence[str] | None = None) -> Built:
             "written"
         ) from error
     return Built(final, time.perf_counter() - start)
+
+
+def _whole_file(place: Path, name: str) -> Path | None:
+    """Return the library ``name`` in a directory, if it is there and has its content still.
+
+    A damaged one must not be loaded to find out: one that was cut short ends the process.
+    """
+    for path in sorted(place.glob(f"{name}-*.so")):
+        try:
+            if path.stem.removeprefix(f"{name}-") == _digest(path):
+                return path
+            _LOG.warning("%s is damaged; it is compiled again", path)
+            path.unlink()
+        except FileNotFoundError:  # another process has removed it
+            continue
+    return None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 def _compiler() -> list[str]:

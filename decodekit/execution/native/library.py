@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,6 +196,10 @@ class NativeLibrary:
         self._has_heads_of = library.decodekit_has_heads_of
         self._has_heads_of.argtypes = (ctypes.c_int64, ctypes.c_int)
 
+    def __reduce__(self) -> Any:
+        """Return how a copy is made: it is the library that this process has loaded."""
+        return native_library, ()
+
     def has_heads_of(self, dim: int, dtype: torch.dtype) -> bool:
         """Return whether there is a kernel for heads of so many numbers."""
         return bool(self._has_heads_of(dim, DTYPES[dtype]))
@@ -275,9 +280,12 @@ def native_library() -> NativeLibrary:
     built = build_library()
     try:
         library = NativeLibrary(str(built.path), built.seconds)
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # AttributeError: it lacks a function
+        with suppress(OSError):
+            built.path.unlink()  # the next start compiles it again
         raise ConfigError(
-            f"{built.path} cannot be loaded ({error}); remove it to have it compiled again",
+            f"{built.path} cannot be loaded ({error}), so it was removed; try another compiler, "
+            "which CXX names",
             key="execution",
             value="native",
         ) from error

@@ -20,6 +20,15 @@ typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
+// The lanes of two vectors, those of the second numbered from 16, in another order.
+#if defined(__clang__) || (__GNUC__ >= 12 && !defined(DECODEKIT_OLD_GCC))
+#define DECODEKIT_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#undef DECODEKIT_OLD_GCC
+#define DECODEKIT_OLD_GCC 1
+#define DECODEKIT_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
+#endif
+
 struct bfloat16 {
     uint16_t bits;
 };
@@ -70,22 +79,18 @@ inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
 // The sum of the sixteen lanes, as a tree.
 inline float sum(Floats v) {
-    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    v += DECODEKIT_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v += DECODEKIT_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += DECODEKIT_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    v += DECODEKIT_SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
     return v[0];
 }
 
 inline float largest(Floats v) {
-    v = maximum(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6,
-                                           7));
-    v = maximum(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10,
-                                           11));
-    v = maximum(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12,
-                                           13));
-    v = maximum(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15,
-                                           14));
+    v = maximum(v, DECODEKIT_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = maximum(v, DECODEKIT_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = maximum(v, DECODEKIT_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    v = maximum(v, DECODEKIT_SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
     return v[0];
 }
 
@@ -95,19 +100,24 @@ typedef float Four __attribute__((vector_size(16)));
 inline Four sums_of_four(const Floats* v) {
     Floats two[2];
     for (int i = 0; i < 2; ++i)
-        two[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24,
-                                         9, 25, 12, 28, 13, 29) +
-                 __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26,
-                                         11, 27, 14, 30, 15, 31);
+        two[i] = DECODEKIT_SHUFFLE(v[2 * i], v[2 * i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9,
+                                   25, 12, 28, 13, 29) +
+                 DECODEKIT_SHUFFLE(v[2 * i], v[2 * i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11,
+                                   27, 14, 30, 15, 31);
     // Each quarter now has v[0], v[1], v[0], v[1] and v[2], v[3], v[2], v[3].
-    const Floats four = __builtin_shufflevector(two[0], two[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9,
-                                                24, 25, 12, 13, 28, 29) +
-                        __builtin_shufflevector(two[0], two[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11,
-                                                26, 27, 14, 15, 30, 31);
-    return (__builtin_shufflevector(four, four, 0, 1, 2, 3) +
-            __builtin_shufflevector(four, four, 4, 5, 6, 7)) +
-           (__builtin_shufflevector(four, four, 8, 9, 10, 11) +
-            __builtin_shufflevector(four, four, 12, 13, 14, 15));
+    const Floats four = DECODEKIT_SHUFFLE(two[0], two[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25,
+                                          12, 13, 28, 29) +
+                        DECODEKIT_SHUFFLE(two[0], two[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26,
+                                          27, 14, 15, 30, 31);
+#ifdef DECODEKIT_OLD_GCC
+    Four quarter[4];
+    std::memcpy(quarter, &four, sizeof four);
+    return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
+#else
+    return (DECODEKIT_SHUFFLE(four, four, 0, 1, 2, 3) + DECODEKIT_SHUFFLE(four, four, 4, 5, 6, 7)) +
+           (DECODEKIT_SHUFFLE(four, four, 8, 9, 10, 11) +
+            DECODEKIT_SHUFFLE(four, four, 12, 13, 14, 15));
+#endif
 }
 
 // e to the power of each lane, to about 1 part in 10 million; 0 below -87.7. No lane is over 88.

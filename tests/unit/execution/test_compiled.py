@@ -180,10 +180,11 @@ def test_windows_and_other_dtypes() -> None:
 
 def test_another_adapter_is_refused_before_its_model_is_changed() -> None:
     model = own_model("gpt2")
-    with pytest.raises(ConfigError, match=r"execution=compiled needs adapter=llama .* not hf; use"):
+    reason = "needs adapter=llama, which cannot run this model: its class is none of .*; use"
+    with pytest.raises(ConfigError, match=f"execution=compiled {reason} execution=auto"):
         Decoder.from_model(model, execution="compiled")
     llama = own_model()
-    with pytest.raises(ConfigError, match="needs adapter=llama"):
+    with pytest.raises(ConfigError, match=r"needs adapter=llama \(the LLaMA family\), not hf; use"):
         Decoder.from_model(llama, adapter="hf", execution="compiled")
     assert not any(isinstance(module, PackedLinear) for module in llama.modules())
 

@@ -269,10 +269,25 @@ def test_rows_that_are_left_to_torch() -> None:
         assert library.largest(other) is None
 
 
+@pytest.mark.parametrize("settings", [{"execution": "native"}, {}, {"adapter": "hf"}], ids=str)
+def test_a_copy_of_a_decoder_decodes_with_weights_of_its_own(settings: dict[str, Any]) -> None:
+    decoder = Decoder.from_model(native_model(), **settings)
+    expected = decoder.generate(tokens_of(9), max_new_tokens=9)
+    twin = copy.deepcopy(decoder)
+    assert twin.execution == decoder.execution
+    with torch.no_grad():
+        for weight in decoder.adapter.model.parameters():
+            weight.zero_()
+    assert twin.generate(tokens_of(9), max_new_tokens=9).tokens == expected.tokens
+    again = copy.deepcopy(twin)
+    assert again.generate(tokens_of(9), max_new_tokens=9).tokens == expected.tokens
+    assert decoder.generate(tokens_of(9), max_new_tokens=9).tokens != expected.tokens
+
+
 class TestWhatItIsNotFor:
     def refused(self, reason: str, **settings: Any) -> None:
         model = settings.pop("model", None) or native_model()
-        with pytest.raises(ConfigError, match=reason) as caught:
+        with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
             Decoder.from_model(model, execution="native", **settings)
         assert "\n" not in str(caught.value)
 
@@ -296,7 +311,14 @@ class TestWhatItIsNotFor:
         self.refused("needs backend=auto, not sdpa", backend="sdpa")
 
     def test_another_adapter(self) -> None:
-        self.refused("needs adapter=llama", adapter="hf")
+        self.refused("needs adapter=llama (the LLaMA family), not hf", adapter="hf")
+
+    def test_a_model_that_was_made_in_inference_mode(self) -> None:
+        with torch.inference_mode():
+            model = native_model()
+        self.refused(
+            "which cannot run this model: its model.layers.0.self_attn.q_proj", model=model
+        )
 
     @pytest.mark.skipif(not can_pack(torch.float32), reason="this build of torch cannot pack")
     def test_packed_weights(self) -> None:

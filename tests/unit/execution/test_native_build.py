@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import random
 import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,15 +130,85 @@ def test_a_file_that_is_no_library(empty: Path, monkeypatch: pytest.MonkeyPatch)
     broken = empty / "broken.so"
     broken.write_bytes(b"nothing")
     monkeypatch.setattr(library, "build_library", lambda: build.Built(broken, 0.0))
-    with pytest.raises(ConfigError, match=r"broken\.so cannot be loaded .* remove it"):
+    with pytest.raises(ConfigError, match=r"broken\.so cannot be loaded .* was removed"):
         library.native_library()
+    assert not broken.exists()
+
+
+NOTHING = """test "$1" = --version && exit
+    for last; do :; done; echo "int nothing;" | g++ -x c++ -shared -fPIC - -o "$last" """
+
+
+def cut_short(path: Path) -> None:
+    """Loading it would end the process with a bus error."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def random_bytes(path: Path) -> None:
+    path.write_bytes(random.Random(0).randbytes(20_000))
+
+
+def one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut_short, emptied, random_bytes, one_bit])
+def test_a_damaged_library_is_compiled_again_and_that_is_said_once(
+    damage: Callable[[Path], None],
+    empty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("CXX", compiler(empty, NOTHING))
+    first = build_library()
+    whole = first.path.read_bytes()
+    damage(first.path)
+    again = build_library()
+    assert again.seconds > 0
+    assert again.path.read_bytes() == whole
+    assert build_library() == build.Built(again.path, 0.0)
+    (record,) = caplog.records
+    assert record.getMessage() == f"{first.path} is damaged; it is compiled again"
+
+
+def test_processes_that_find_a_damaged_library_at_once(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler(empty, NOTHING))
+    first = build_library()
+    whole = first.path.read_bytes()
+    emptied(first.path)
+    with ThreadPoolExecutor(3) as threads:
+        built = [*threads.map(lambda _: build_library(), range(3))]
+    assert {one.path.read_bytes() for one in built} == {whole}
+
+
+def test_a_library_without_its_functions_is_refused_in_one_line(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the compiler has made of the sources."""
+    monkeypatch.setenv("CXX", compiler(empty, NOTHING))
+    with pytest.raises(ConfigError, match=r"cannot be loaded \(.*undefined symbol.*so it was rem"):
+        library.native_library()
+    assert list((empty / "native").iterdir()) == []
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
-@pytest.mark.parametrize("kind", ["x86-64", "x86-64-v3"])
-def test_processors_with_fewer_instructions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without AVX-512, and without any AVX: other code, which -O1 is soon done with."""
-    built = build_library((f"-march={kind}", "-O1"))
+@pytest.mark.parametrize("kind", ["x86-64", "x86-64-v3", "x86-64-v3 -DDECODEKIT_OLD_GCC"])
+def test_processors_with_fewer_instructions_and_older_compilers(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without AVX-512, and without any AVX: other code, which -O1 is soon done with.
+
+    And with the shuffles of GCC before 12, which is one with those of later ones.
+    """
+    built = build_library((*f"-march={kind}".split(), "-O1"))
     monkeypatch.setattr(
         adapter_module, "native_library", lambda: NativeLibrary(str(built.path), built.seconds)
     )

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import decodekit
+from decodekit import Decoder
 from decodekit.config import DecoderConfig, ModelConfig
 from decodekit.errors import CheckpointError, ConfigError, ModelSupportError
 from decodekit.factory import load
@@ -151,6 +152,25 @@ def test_with_consent_the_code_of_the_directory_runs(
     with pytest.raises(ConfigError, match="which was not run"):
         load(DecoderConfig(model=ModelConfig(path=str(tiny_llama))))
     assert not mark.exists()
+
+
+def test_consent_to_a_model_is_none_to_its_draft(
+    tiny_llama: Path, tmp_path: Path, mark: Path
+) -> None:
+    draft = Path(shutil.copytree(tiny_llama, tmp_path / "draft"))
+    add_code(draft, mark)
+    place = {"path": str(tiny_llama), "trust_remote_code": True}
+
+    def decoder(model: object) -> Decoder:
+        strategy = {"name": "draft_model", "model": model}
+        return Decoder.from_config(model=place, strategy=strategy, execution="eager")
+
+    with pytest.raises(ConfigError, match=r"^strategy\.model: .*needs code of its own") as caught:
+        decoder(str(draft))
+    assert caught.value.key == "strategy.model"
+    assert not mark.exists()
+    decoder({"path": str(draft), "trust_remote_code": True})
+    assert mark.exists()
 
 
 def test_known_models_that_name_code_too_load_as_transformers_has_them(
