@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +12,12 @@ import torch
 from torch import Tensor
 
 from decodekit import Decoder, Request, SamplingParams
+from decodekit.cli import main
 from decodekit.errors import ConfigError, DecodekitError, GenerationError
 from decodekit.loop import StepRecord
 from decodekit.option_names import EXPLAINED, RENAMED
 from decodekit.params import SamplingParams as Params
+from tests.checkpoint import save_checkpoint
 from tests.fakes import ToyAdapter, ToyCache, plain_decode, words
 from tests.tiny import random_prompt, tiny_model
 
@@ -83,7 +87,8 @@ def test_a_cache_that_cannot_copy_runs_each_prompt() -> None:
             self.inner = ToyCache(**sizes)
 
         def __getattr__(self, name: str) -> Any:
-            assert name != "repeat"
+            if name == "repeat":
+                raise AttributeError(name)
             return getattr(self.inner, name)
 
     class Older(ToyAdapter):
@@ -367,3 +372,17 @@ def test_settings_have_other_names_too() -> None:
             compose_config(overrides)
     with pytest.raises(ConfigError, match="stop_strings belongs to a request"):
         Decoder.from_config(stop_strings=["a"])
+
+
+def test_the_command_line_prints_every_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = f"model={save_checkpoint(tmp_path)}"
+    asked = [model, "prompt=a b", "n=2", "sampling.temperature=0.9", "max_tokens=4", "device=cpu"]
+    assert main([*asked, "execution=eager"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main([*asked, "execution=eager", "format=json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert lines == [f"[{i}] {record['text']}" for i, record in enumerate(records)]
+    assert [record["seed"] for record in records] == [0, 1]
+    assert [len(record["tokens"]) for record in records] == [4, 4]

@@ -392,7 +392,11 @@ def test_built_ins_and_files_are_the_same_names() -> None:
             "unknown key 'windw_size' in 'strategy': did you mean 'window_size'?",
             "strategy.windw_size",
         ),
-        ("max_tokens=3", "unknown key 'max_tokens': did you mean 'max_new_tokens'?", "max_tokens"),
+        (
+            "max_new_token=3",
+            "unknown key 'max_new_token': did you mean 'max_new_tokens'?",
+            "max_new_token",
+        ),
         ("zzzzzz=3", f"unknown key 'zzzzzz': choose one of: {KEYS}", "zzzzzz"),
         (
             "seed.x=3",
@@ -465,7 +469,7 @@ def test_what_is_no_override_is_said_to_be_none(override: str) -> None:
             {"strategy": {"name": "jacobi", "windw_size": 4}},
             "unknown key 'windw_size' in 'strategy': did you mean 'window_size'?",
         ),
-        ({"max_tokens": 5}, "unknown key 'max_tokens': did you mean 'max_new_tokens'?"),
+        ({"max_new_token": 5}, "unknown key 'max_new_token': did you mean 'max_new_tokens'?"),
         ({"bench": {"limt": 5}}, "unknown key 'limt' in 'bench': did you mean 'limit'?"),
         (
             {"strategy": {"window_size": "wide"}},
