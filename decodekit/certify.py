@@ -152,7 +152,9 @@ def _apart(verdicts: Iterable[tuple[str, Verdict | None]]) -> list[str]:
     """Return the table of all places where answers part; nothing if there is none."""
     rows = [["prompt", "token", "expected", "got", "gap", ""]]
     for prompt, verdict in verdicts:
-        for parting in () if verdict is None else verdict.divergences:
+        if verdict is None:
+            continue
+        for parting in verdict.divergences:
             cells = (prompt, parting.position, parting.expected, parting.got)
             last = verdict.kind == "defect" and parting is verdict.divergences[-1]
             gap = "-" if parting.gap is None else f"{parting.gap:.3g}"

@@ -36,7 +36,9 @@ def test_the_built_in_adapter_keeps_every_law(kind: str, backend: str) -> None:
     check_adapter(adapter, reference=lambda tokens: logits_after(model, tokens))
 
 
-def test_an_adapter_that_is_wrong_everywhere_alike_is_found_out_by_its_model() -> None:
+def test_an_adapter_that_is_wrong_everywhere_alike_is_found_out_by_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Compared with itself it keeps every law, and nobody gave a reference."""
 
     class Biased(HFAdapter):
@@ -44,14 +46,9 @@ def test_an_adapter_that_is_wrong_everywhere_alike_is_found_out_by_its_model() -
             logits = super().forward(plans, cache)
             return [rows + torch.arange(rows.shape[-1]) / 50 for rows in logits]
 
+    monkeypatch.setattr("decodekit.adapters.hf.adapter.check_agreement", lambda *_: None)
     with pytest.raises(AssertionError, match="a chain has the model's logits"):
-        check_adapter(_without_a_trial(Biased))
-
-
-def _without_a_trial(kind: type[HFAdapter]) -> HFAdapter:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decodekit.adapters.hf.adapter.check_agreement", lambda *_: None)
-        return kind(tiny_model(), SDPABackend())
+        check_adapter(Biased(tiny_model(), SDPABackend()))
 
 
 def test_the_toy_model_keeps_every_law() -> None:
