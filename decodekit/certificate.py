@@ -28,6 +28,7 @@ __all__ = [
     "Verdict",
     "compare",
     "dtype_of",
+    "judge",
     "tolerance_for",
 ]
 
@@ -91,16 +92,30 @@ def compare(
         tolerance: The largest gap of a tie.
         options: The options of both requests.
     """
-    tokens = len(got.tokens)
     if first_difference(expected.tokens, got.tokens) is None:
-        return Verdict(kind="equal", tokens=tokens)
+        return Verdict(kind="equal", tokens=len(got.tokens))
+    return judge(reference, prompt, got, tolerance=tolerance, **options)
+
+
+def judge(
+    reference: Decoder,
+    prompt: Prompt,
+    got: GenerationResult,
+    *,
+    tolerance: float,
+    **options: Any,
+) -> Verdict:
+    """Judge every token of an answer by what a decoder says after the tokens before it.
+
+    The arguments are those of ``compare``.
+    """
     answer = reference.begin(prompt, **options)
     start = len(answer.state.committed)
     referee = _Referee(answer.state.sampler, start, got.tokens, tolerance)
     answer.state.sampler = referee
     for records in reference.steps([answer]):
         answer.add(records[0])
-        if referee.defect:
+        if referee.defect or referee.is_over:
             break
     divergences = list(referee.divergences)
     kind: Literal["equal", "tie", "defect"] = "tie" if divergences else "equal"
@@ -113,7 +128,7 @@ def compare(
             kind = "defect"
             one, other = (side[end] if end < len(side) else None for side in (said, got.tokens))
             divergences.append(Divergence(position=end, expected=one, got=other, gap=None))
-    return Verdict(kind=kind, tokens=tokens, divergences=tuple(divergences))
+    return Verdict(kind=kind, tokens=len(got.tokens), divergences=tuple(divergences))
 
 
 def dtype_of(decoder: Decoder) -> str:
@@ -149,6 +164,7 @@ class _Referee:
         self.seed = sampler.seed
         self.divergences: list[Divergence] = []
         self.defect = False
+        self.is_over = False  # the answer: a token was asked for that it does not have
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         chosen = self._sampler.choose(logits, positions)
@@ -166,6 +182,7 @@ class _Referee:
     def _judge(self, row: Tensor, position: int, token: int) -> int:
         """Return the token that decoding goes on with: the answer's, if it may stand."""
         place = position - self._start
+        self.is_over = place >= len(self._answer)
         if self.defect or place >= len(self._answer) or self._answer[place] == token:
             return token
         other = self._answer[place]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,12 +13,14 @@ from decodekit.config import RunConfig
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError, GenerationError, require_at_least
 from decodekit.generate import (
+    independent_record,
     read_prompt,
     reference_decoder,
     request_options,
     require_same_tokens,
     tie_tolerance,
 )
+from decodekit.independent import Independent, compare_with_the_model
 from decodekit.prompt_files import FilePrompt, encoded, read_prompts
 from decodekit.signals import exit_code
 from decodekit.table import render_table
@@ -30,6 +32,12 @@ __all__ = ["run_verify"]
 class _Judged:
     prompt: FilePrompt
     verdict: Verdict
+    independent: Independent
+
+    @property
+    def kinds(self) -> tuple[str | None, str | None]:
+        """What both verdicts say; None for one that could not be had."""
+        return self.verdict.kind, getattr(self.independent.verdict, "kind", None)
 
 
 def run_verify(config: RunConfig) -> int:
@@ -59,10 +67,13 @@ def run_verify(config: RunConfig) -> int:
                 expected = reference.generate(ids, **options)
                 got = decoder.generate(ids, **options)
                 verdict = compare(reference, ids, expected, got, tolerance=tolerance, **options)
+                own = compare_with_the_model(
+                    reference, ids, expected, tolerance=tolerance, **options
+                )
             except GenerationError as error:
                 error.args = (f"prompt {prompt.id!r}: {error}",)
                 raise
-            judged.append(_Judged(prompt, verdict))
+            judged.append(_Judged(prompt, verdict, own))
             print(f"\r{len(judged)} of {len(prompts)}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt as interruption:
         code = exit_code(interruption)
@@ -85,7 +96,7 @@ def run_verify(config: RunConfig) -> int:
             print(_as_json(facts, judged))
         else:
             print(_as_text(facts, judged, of=len(prompts)))
-    return code or int(any(one.verdict.kind == "defect" for one in judged))
+    return code or int(any("defect" in one.kinds for one in judged))
 
 
 def _prompts(config: RunConfig) -> list[FilePrompt]:
@@ -112,10 +123,12 @@ def _as_json(facts: dict[str, Any], judged: Sequence[_Judged]) -> str:
                 "id": one.prompt.id,
                 "category": one.prompt.category,
                 **asdict(one.verdict),
+                "independent": independent_record(one.independent),
             }
             for one in judged
         ],
         **_counts(judged),
+        "independent": _counts(judged, independent=True),
     }
     return json.dumps(whole, ensure_ascii=False)
 
@@ -139,16 +152,37 @@ def _as_text(facts: dict[str, Any], judged: Sequence[_Judged], *, of: int) -> st
         parts.append(f"INCOMPLETE: {len(judged)} of {of} prompts were judged")
     if judged:
         parts.append(_counts_table(judged))
-    apart = [["prompt", "token", "expected", "got", "gap", ""]]
-    for one in judged:
-        for parting in one.verdict.divergences:
-            cells = (one.prompt.id, parting.position, parting.expected, parting.got)
-            last = one.verdict.kind == "defect" and parting is one.verdict.divergences[-1]
-            gap = "-" if parting.gap is None else f"{parting.gap:.3g}"
-            apart.append([*map(_cell, cells), gap, "defect" if last else "tie"])
-    if len(apart) > 1:
-        parts.append(render_table(apart))
+    parts += _apart((one.prompt.id, one.verdict) for one in judged)
+    if judged:
+        parts.append(_independent_line(judged))
+    parts += _apart((one.prompt.id, one.independent.verdict) for one in judged)
     return "\n\n".join(parts)
+
+
+def _apart(verdicts: Iterable[tuple[str, Verdict | None]]) -> list[str]:
+    """Return the table of all places where answers part; nothing if there is none."""
+    rows = [["prompt", "token", "expected", "got", "gap", ""]]
+    for prompt, verdict in verdicts:
+        if verdict is None:
+            continue
+        for parting in verdict.divergences:
+            cells = (prompt, parting.position, parting.expected, parting.got)
+            last = verdict.kind == "defect" and parting is verdict.divergences[-1]
+            gap = "-" if parting.gap is None else f"{parting.gap:.3g}"
+            rows.append([*map(_cell, cells), gap, "defect" if last else "tie"])
+    return [render_table(rows)] if len(rows) > 1 else []
+
+
+def _independent_line(judged: Sequence[_Judged]) -> str:
+    """Return in words what the model's own forward pass says of autoregressive decoding."""
+    counts = _counts(judged, independent=True)
+    reasons = dict.fromkeys(one.independent.reason for one in judged if one.independent.reason)
+    found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    parts = []
+    if any(counts.values()):
+        parts.append(f"autoregressive against the model's own forward pass: {found}")
+    parts += [f"no independent reference: {reason}" for reason in reasons]
+    return "\n".join(parts)
 
 
 def _counts_table(judged: Sequence[_Judged]) -> str:
@@ -167,6 +201,6 @@ def _cell(value: object) -> str:
     return "end" if value is None else str(value)
 
 
-def _counts(judged: Sequence[_Judged]) -> dict[str, int]:
+def _counts(judged: Sequence[_Judged], *, independent: bool = False) -> dict[str, int]:
     kinds = ("equal", "tie", "defect")
-    return {kind: sum(one.verdict.kind == kind for one in judged) for kind in kinds}
+    return {kind: sum(one.kinds[independent] == kind for one in judged) for kind in kinds}

@@ -13,11 +13,13 @@ from decodekit.config import ConstraintConfig, RunConfig
 from decodekit.decoder import Decoder
 from decodekit.errors import ConfigError, DecodekitError, shortened
 from decodekit.factory import build_adapter
+from decodekit.independent import Independent, compare_with_the_model
 from decodekit.result import GenerationResult
 from decodekit.signals import exit_code
 from decodekit.stream import GenerationStream
 
 __all__ = [
+    "independent_record",
     "read_prompt",
     "reference_decoder",
     "request_options",
@@ -58,7 +60,10 @@ def run_generate(config: RunConfig) -> int:
             expected = reference.generate(prompt, **options)
             tolerance = tie_tolerance(decoder, config)
             verdict = compare(reference, prompt, expected, result, tolerance=tolerance, **options)
-            baseline = _Baseline(expected, verdict)
+            own = compare_with_the_model(
+                reference, prompt, expected, tolerance=tolerance, **options
+            )
+            baseline = _Baseline(expected, verdict, own)
         except KeyboardInterrupt as interruption:
             interrupted = exit_code(interruption)  # what there is already is still printed
         except DecodekitError as error:
@@ -71,7 +76,7 @@ def run_generate(config: RunConfig) -> int:
         raise failure
     if interrupted:
         return interrupted
-    return int(baseline is not None and baseline.verdict.kind == "defect")
+    return int(baseline is not None and baseline.has_defect)
 
 
 def _print_samples(config: RunConfig, decoder: Decoder, results: list[GenerationResult]) -> int:
@@ -96,10 +101,16 @@ def _print_json(value: Any) -> None:
 
 
 class _Baseline(NamedTuple):
-    """The answer of autoregressive decoding, and how the other one compares with it."""
+    """The answer of autoregressive decoding, how the other one compares with it, and it itself."""
 
     result: GenerationResult
     verdict: Verdict
+    independent: Independent
+
+    @property
+    def has_defect(self) -> bool:
+        """Whether one of the two answers is not what it has to be."""
+        return "defect" in (self.verdict.kind, getattr(self.independent.verdict, "kind", None))
 
 
 def stats_record(result: GenerationResult) -> dict[str, Any]:
@@ -257,6 +268,7 @@ def _record(
             "autoregressive": stats_record(baseline.result),
             "equal": baseline.verdict.kind == "equal",
             "verdict": asdict(baseline.verdict),
+            "independent": independent_record(baseline.independent),
             "speedup": _speedup(result, baseline.result),
         }
     return record
@@ -274,6 +286,7 @@ def _summarize(
         lines.append(_line("autoregressive", baseline.result))
         speedup = _speedup(result, baseline.result)
         lines.append(f"{name} is {speedup:.2f} times as fast, {_sameness(baseline.verdict)}")
+        lines.append(_of_the_model(baseline.independent))
     print("\n".join(lines), file=sys.stderr)
 
 
@@ -287,6 +300,20 @@ def _execution(decoder: Decoder) -> str:
         words += f" (compiled {cost.count} times, {cost.seconds:.1f} s)"
     obstacle = decoder.invariance_obstacle if dtype_of(decoder) in _HALF else None
     return words if obstacle is None else f"{words}, ties may fall another way: {obstacle}"
+
+
+def independent_record(independent: Independent) -> dict[str, Any]:
+    """Return as plain data what the model's own forward pass says."""
+    verdict = independent.verdict
+    return {"reason": independent.reason} if verdict is None else asdict(verdict)
+
+
+def _of_the_model(independent: Independent) -> str:
+    """Return in words what the model's own forward pass says of autoregressive decoding."""
+    if independent.verdict is None:
+        return f"no independent reference: {independent.reason}"
+    sameness = _sameness(independent.verdict)
+    return f"autoregressive against the model's own forward pass: {sameness}"
 
 
 def _sameness(verdict: Verdict) -> str:

@@ -18,15 +18,7 @@ __all__ = [
     "max_positions_of",
 ]
 
-_SAME_IN_TRAINING = (
-    nn.Linear,
-    nn.Embedding,
-    nn.LayerNorm,
-    nn.Identity,
-    nn.Sequential,
-    nn.ModuleList,
-    nn.ModuleDict,
-)
+_OTHER_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RReLU)
 
 
 def is_transformers_model(model: Any) -> bool:
@@ -42,10 +34,12 @@ def is_in_training(model: nn.Module) -> bool:
 
     A plain layer that was put in by hand is in training mode unless somebody says otherwise.
     """
-    return any(
+    return model.training or any(
         module.training
-        and type(module) not in _SAME_IN_TRAINING
-        and not type(module).__module__.startswith("decodekit.")  # a packed layer
+        and (
+            isinstance(module, _OTHER_IN_TRAINING)
+            or type(module).__module__.startswith("transformers.models.")
+        )
         for module in model.modules()
     )
 

@@ -102,6 +102,7 @@ def test_compare(capsys: pytest.CaptureFixture[str], checkpoint: str, expected: 
     assert (code, out) == (0, expected + "\n")
     assert "autoregressive: 9 tokens in 9 steps" in err
     assert "times as fast, equal tokens" in err
+    assert "autoregressive against the model's own forward pass: equal tokens" in err
 
 
 def test_compare_fails_where_the_tokens_differ(
@@ -143,6 +144,7 @@ def test_json(capsys: pytest.CaptureFixture[str], checkpoint: str, expected: str
     assert "compilation" not in record
     assert record["compare"]["equal"] is True
     assert record["compare"]["autoregressive"]["steps"] == 9
+    assert record["compare"]["independent"]["kind"] == "equal"
 
 
 def test_prompts_from_stdin_and_files(

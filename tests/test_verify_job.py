@@ -47,6 +47,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str], checkpoint: str, prompts:
         "| letters |       2 |     24 |     2 |   0 |      0 |",
         "| ids     |       1 |     12 |     1 |   0 |      0 |",
         "| total   |       3 |     36 |     3 |   0 |      0 |",
+        "",
+        "autoregressive against the model's own forward pass: 3 equal, 0 tie, 0 defect",
     ]
     assert "3 of 3" in err
 
@@ -71,6 +73,8 @@ def test_json(
     report = json.loads(out)
     assert [one["id"] for one in report["prompts"]] == ["x1", "y1"]
     assert (report["equal"], report["tie"], report["defect"]) == (2, 0, 0)
+    assert report["independent"] == {"equal": 2, "tie": 0, "defect": 0}
+    assert {one["independent"]["kind"] for one in report["prompts"]} == {"equal"}
     assert report["complete"] is True
     assert "rows" in report["invariance_obstacle"] or "packed" in report["invariance_obstacle"]
     assert report["dtype"] == ("float64" if "dtype=float64" in settings else "float32")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from decodekit.interfaces import HasRepeat, KVCache, ModelAdapter
+from decodekit.model_facts import is_transformers_model
+from decodekit.plain_forward import plain_logits
 from decodekit.plan import StepPlan
 from decodekit.testing.adapter_text import check_texts
 from decodekit.testing.adapter_unseen import check_memory, check_unseen_tokens
@@ -32,8 +36,9 @@ def check_adapter(
 
     Args:
         adapter: What is checked.
-        reference: The model without the adapter: the logits [V] after some tokens. Without it the
-            adapter is only compared with itself, one sequence and one chain at a time.
+        reference: The model without the adapter: the logits [V] after some tokens. None takes the
+            forward pass of ``adapter.model`` over all of them, if that is a ``transformers`` model;
+            else the adapter is only compared with itself, one sequence and one chain at a time.
         atol: Largest difference of two logits that should be equal.
         storage: The tensors in which a cache keeps rows, for the poison test; None looks for them
             in the cache's attributes.
@@ -42,6 +47,9 @@ def check_adapter(
     Raises:
         AssertionError: A law is broken; which, and on what input.
     """
+    model = getattr(adapter, "model", None)
+    if reference is None and is_transformers_model(model):
+        reference = partial(_last_logits, model)
     subject = Subject(adapter, reference=reference, atol=atol, seed=seed)
     _check_facts(subject)
     for length in (1, 2, 9, 17, 40):
@@ -58,6 +66,11 @@ def check_adapter(
     _check_edges(subject)
     _check_horizon(subject)
     check_texts(subject)
+
+
+def _last_logits(model: Any, tokens: Sequence[int]) -> Tensor:
+    """Return the logits [V] after tokens, as the model itself computes them."""
+    return plain_logits(model, tokens, range(len(tokens) - 1, len(tokens)))[0]
 
 
 def _check_facts(subject: Subject) -> None:

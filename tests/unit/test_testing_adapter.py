@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.hf.cache import HFCache
+from decodekit.backends.sdpa import SDPABackend
 from decodekit.factory import build_adapter
 from decodekit.plan import StepPlan
 from decodekit.testing import ToyAdapter, check_adapter
@@ -32,6 +34,21 @@ def test_the_built_in_adapter_keeps_every_law(kind: str, backend: str) -> None:
     model = tiny_model(kind)
     adapter = build_adapter(model, backend=backend)
     check_adapter(adapter, reference=lambda tokens: logits_after(model, tokens))
+
+
+def test_an_adapter_that_is_wrong_everywhere_alike_is_found_out_by_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compared with itself it keeps every law, and nobody gave a reference."""
+
+    class Biased(HFAdapter):
+        def forward(self, plans: Any, cache: Any) -> list[Tensor]:
+            logits = super().forward(plans, cache)
+            return [rows + torch.arange(rows.shape[-1]) / 50 for rows in logits]
+
+    monkeypatch.setattr("decodekit.adapters.hf.adapter.check_agreement", lambda *_: None)
+    with pytest.raises(AssertionError, match="a chain has the model's logits"):
+        check_adapter(Biased(tiny_model(), SDPABackend()))
 
 
 def test_the_toy_model_keeps_every_law() -> None:

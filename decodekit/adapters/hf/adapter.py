@@ -70,6 +70,8 @@ class HFAdapter:
         self._snapshot: Snapshot | None = None
         self._checking = False
         self._follow()
+        # Whoever packs the model next must not find its weights held here.
+        self._snapshot = None
 
     def _follow(self) -> Snapshot | None:
         """Look at the model again if it was changed; return what it is now.
