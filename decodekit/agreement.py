@@ -26,11 +26,14 @@ __all__ = ["agrees"]
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """The largest difference of two logits, relative to the largest."""
 
-_NOISE = 0.15
-"""Of other dtypes and of quantised weights: the mean difference, relative to the spread of the
-logits. Rounding made 0.04 of it where it was measured, and a position that is wrong by two 0.4."""
+_NOISE = 0.2
+"""Of other dtypes and of quantised weights: the difference, root of the mean square, relative to
+the spread of the logits. SmolLM2-135M in bfloat16: up to 0.11 by rounding, and more than 0.6 with
+rows at wrong positions."""
 
-_ATTEMPTS = 3  # where there is noise, which may send a token to another expert
+_SHIFTS = (1000, 5000, 20000)
+"""Of the token ids below, tried in turn where there is noise, which may send a token to another
+expert. The first few hundred are often special tokens, whose logits are far noisier."""
 
 _PROMPT = (5, 3, 8, 2, 7)
 _PREFIX = 3  # of them in the cache
@@ -51,8 +54,8 @@ def agrees(adapter: ModelAdapter, model: Any) -> bool:
     passed = _passed.setdefault(model, {})
     if passed.get(key) == _mark(model):
         return True
-    attempts = 1 if _is_exact(model) else _ATTEMPTS
-    good = any(_agrees_on_a_tree(adapter, model, shift=7 * number) for number in range(attempts))
+    shifts = _SHIFTS[:1] if _is_exact(model) else _SHIFTS
+    good = any(_agrees_on_a_tree(adapter, model, shift=shift) for shift in shifts)
     if good:
         passed[key] = _mark(model)
     return good
