@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+PROCESSES := tests/e2e/test_processes.py
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
 .PHONY: demo test fast quantised plugin versions lint format clean
@@ -16,9 +17,10 @@ demo: $(VENV)/.installed
 	$(BIN)/decodekit strategy=lookahead model=smollm2-135m max_new_tokens=128 compare=true \
 	  prompt="Write a Python function that returns the n-th Fibonacci number, and explain it step by step."
 
-# The real model's tests come last and alone: they use all cores.
+# The tests that start programs come last and alone: those have threads of their own on all cores.
 test: fast quantised
-	$(BIN)/python -m pytest -m e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m e2e -n $(WORKERS) --dist loadfile --ignore $(PROCESSES)
+	$(BIN)/python -m pytest -m e2e $(PROCESSES)
 
 # The packages that quantise are kept in an environment of their own, beside all that is in ours:
 # once installed, they slow down and comment on every import of transformers.

@@ -1,4 +1,4 @@
-"""One decoder for ten thousand requests: what it holds does not grow."""
+"""One decoder for thousands of requests: what it holds does not grow."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.tiny import random_prompt, tiny_model
 
 pytestmark = pytest.mark.e2e
 
-REQUESTS = 10_000
+REQUESTS = 3_000
 
 
-def test_ten_thousand_requests_hold_no_memory() -> None:
+def test_thousands_of_requests_hold_no_memory() -> None:
     decoder = Decoder.from_model(tiny_model(), strategy="lookahead")
     first = decoder.generate(random_prompt(9, seed=3), max_new_tokens=8)
     threads = torch.get_num_threads()
@@ -37,7 +37,7 @@ def test_ten_thousand_requests_hold_no_memory() -> None:
     finally:
         tracemalloc.stop()
         torch.set_num_threads(threads)
-    assert len(gc.get_objects()) - objects < 500
+    assert len(gc.get_objects()) - objects < 200
     assert held < 500_000  # of the last 200 requests, the last one's included
     assert len(decoder._idle) == 1
     again = decoder.generate(random_prompt(9, seed=3), max_new_tokens=8)
