@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from decodekit.model_facts import input_device_of
+from decodekit.model_lock import lock_of
 
 __all__ = ["LARGEST", "declares", "logits_of", "plain_logits", "takes"]
 
@@ -56,5 +57,6 @@ def plain_logits(model: Any, tokens: Sequence[int], rows: range) -> Tensor:
     if all_of_them > LARGEST and declares(model, "logits_to_keep"):
         inputs["logits_to_keep"] = torch.tensor(list(rows), device=input_device_of(model))
     ids = torch.tensor([list(tokens)], device=input_device_of(model))
-    logits = logits_of(model(input_ids=ids, **inputs))[0]
+    with lock_of(model):
+        logits = logits_of(model(input_ids=ids, **inputs))[0]
     return logits if len(logits) < len(tokens) else logits[rows.start : rows.stop]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -18,8 +20,9 @@ from transformers import (
 
 from decodekit.adapters.llama import LlamaAdapter
 from decodekit.factory import build_adapter
+from decodekit.plan import StepPlan
 
-__all__ = ["CONFIGS", "native_adapter", "native_model", "needs_compiler"]
+__all__ = ["CONFIGS", "alone_by", "native_adapter", "native_model", "needs_compiler"]
 
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or not any(map(shutil.which, ("c++", "g++", "clang++"))),
@@ -91,3 +94,16 @@ def native_adapter(kind: str = "llama", dtype: torch.dtype = torch.float32) -> L
     assert isinstance(adapter, LlamaAdapter)
     adapter.use_execution("native")
     return adapter
+
+
+def alone_by(adapter: LlamaAdapter) -> Callable[[Sequence[int]], Tensor]:
+    """Return what gives the logits [V] after tokens by the adapter itself, run alone as one chain.
+
+    To the last bit nothing else can be the reference.
+    """
+
+    def logits(tokens: Sequence[int]) -> Tensor:
+        cache = adapter.new_cache(batch=1, capacity=len(tokens))
+        return adapter.forward([StepPlan(0, tuple(tokens))], cache)[0][0]
+
+    return logits

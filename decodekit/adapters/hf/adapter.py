@@ -15,7 +15,6 @@ from decodekit.adapters.hf.attention import (
     NoStepError,
     StepAttention,
     attention_of,
-    lock_of,
     windows_of_masks,
 )
 from decodekit.adapters.hf.cache import HFCache
@@ -36,6 +35,7 @@ from decodekit.model_facts import (
     input_device_of,
     max_positions_of,
 )
+from decodekit.model_lock import lock_of
 from decodekit.plain_forward import takes
 from decodekit.plan import StepPlan, check_prefixes, padded_rows
 from decodekit.snapshot import Snapshot
@@ -72,6 +72,10 @@ class HFAdapter:
         self._follow()
         # Whoever packs the model next must not find its weights held here.
         self._snapshot = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: it looks at its own model when its first text begins."""
+        return {**vars(self), "_snapshot": None}
 
     def _follow(self) -> Snapshot | None:
         """Look at the model again if it was changed; return what it is now.

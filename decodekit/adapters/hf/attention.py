@@ -8,11 +8,9 @@ global, and the model's files stay as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from threading import Lock, RLock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,13 +20,13 @@ from transformers.masking_utils import AttentionMaskInterface
 from decodekit.errors import BackendError
 from decodekit.interfaces import AttentionBackend
 from decodekit.mask import TreeMask
+from decodekit.model_lock import lock_of
 
 __all__ = [
     "NAME",
     "NoStepError",
     "StepAttention",
     "attention_of",
-    "lock_of",
     "windows_of_masks",
 ]
 
@@ -183,16 +181,6 @@ def windows_of_masks(
 # Both registries, or transformers would take the mask for None and ignore it.
 AttentionInterface.register(NAME, _attend)
 AttentionMaskInterface.register(NAME, _mask)
-
-
-_locks: WeakKeyDictionary[PreTrainedModel, AbstractContextManager[Any]] = WeakKeyDictionary()
-_locks_guard = Lock()
-
-
-def lock_of(model: PreTrainedModel) -> AbstractContextManager[Any]:
-    """Return the lock, reentrant, under which parts of ``model`` are replaced for a pass."""
-    with _locks_guard:
-        return _locks.setdefault(model, RLock())
 
 
 @contextmanager

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decodekit.adapters.hf.attention import NoStepError, lock_of
+from decodekit.adapters.hf.attention import NoStepError
+from decodekit.model_lock import lock_of
 
 __all__ = ["LongRope"]
 

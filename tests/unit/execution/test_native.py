@@ -24,7 +24,7 @@ from decodekit.plan import StepPlan
 from decodekit.testing import check_adapter
 from decodekit.testing.laws import random_tree
 from tests.executions import REQUESTS, STRATEGIES
-from tests.native import CONFIGS, native_adapter, native_model, needs_compiler
+from tests.native import CONFIGS, alone_by, native_adapter, native_model, needs_compiler
 from tests.tiny import logits_after, own_model
 
 pytestmark = needs_compiler
@@ -69,7 +69,8 @@ def test_it_is_an_adapter_like_any_other(kind: str) -> None:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_laws_hold_to_the_last_bit(kind: str, dtype: torch.dtype) -> None:
     """Trees, chunks, batches, commits: against one sequence and one chain at a time."""
-    check_adapter(native_adapter(kind, dtype), atol=0.0)
+    adapter = native_adapter(kind, dtype)
+    check_adapter(adapter, reference=alone_by(adapter), atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -22,7 +22,7 @@ from decodekit.execution.native.library import NativeLibrary
 from decodekit.execution.packed import can_pack
 from decodekit.plan import StepPlan
 from decodekit.testing import check_adapter
-from tests.native import native_model, needs_compiler
+from tests.native import alone_by, native_model, needs_compiler
 from tests.tiny import logits_after, random_prompt
 
 pytestmark = needs_compiler
@@ -216,7 +216,7 @@ def test_processors_with_fewer_instructions_and_older_compilers(
     for dtype in (torch.float32, torch.bfloat16):
         model = native_model("llama", dtype)
         adapter = Decoder.from_model(model, execution="native").adapter
-        check_adapter(adapter, atol=0.0)
+        check_adapter(adapter, reference=alone_by(adapter), atol=0.0)
         (logits,) = adapter.forward([StepPlan(0, prompt)], adapter.new_cache(batch=1, capacity=140))
         rounded = logits_after(model, prompt)
         exact = logits_after(model.double(), prompt)
