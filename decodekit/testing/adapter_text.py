@@ -27,8 +27,8 @@ def check_texts(subject: Subject) -> None:
     that.
     """
     prompts = [subject.tokens(length) for length in (1, 6, 11)]
-    for prompt in prompts:
-        truth = _greedy(subject, prompt)
+    truths = [_greedy(subject, prompt) for prompt in prompts]
+    for prompt, truth in zip(prompts, truths, strict=True):
         built: dict[str, Strategy] = {name: build_strategy(name) for name in _STRATEGIES}
         built["random trees"] = _RandomTrees(subject.adapter.vocab_size, [*prompt, *truth])
         for name, strategy in built.items():
@@ -41,10 +41,9 @@ def check_texts(subject: Subject) -> None:
                 ) from error
             _compare(subject, prompt, tokens, truth, name)
     decoder = Decoder(subject.adapter, strategy=build_strategy("lookahead"))
-    for prompt, result in zip(
-        prompts, decoder.generate(prompts, max_new_tokens=_TOKENS), strict=True
-    ):
-        _compare(subject, prompt, result.tokens, _greedy(subject, prompt), "lookahead in a batch")
+    results = decoder.generate(prompts, max_new_tokens=_TOKENS)
+    for prompt, truth, result in zip(prompts, truths, results, strict=True):
+        _compare(subject, prompt, result.tokens, truth, "lookahead in a batch")
 
 
 def _greedy(subject: Subject, prompt: Sequence[int]) -> list[int]:

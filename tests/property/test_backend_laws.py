@@ -53,20 +53,20 @@ class Kernel:
 
 TRITON: dict[str, Any] = {
     "dtypes": HALF_AND_SINGLE,
-    "examples": 20,
+    "examples": 12,
     "shrinks": False,
 }
 KERNELS = [
     Kernel("auto", lambda: build_backend("auto"), examples=30),
     Kernel("invariant", InvariantBackend),
     Kernel("flash", FlashBackend, softcap=False, examples=150),
-    Kernel("flex", lambda: FlexBackend(compiled=False), examples=30),
+    Kernel("flex", lambda: FlexBackend(compiled=False), examples=15),
     Kernel("sdpa", SDPABackend, softcap=False, sinks=False),
     Kernel("triton", TritonBackend, **TRITON),
     Kernel(
         "triton in 3 splits",
         lambda: TritonBackend(TritonConfig(splits=3)),
-        **{**TRITON, "examples": 10},
+        **{**TRITON, "examples": 8},
     ),
 ]
 

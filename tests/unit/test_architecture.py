@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,19 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         decodekit.Decodr  # noqa: B018
 
 
+@cache
+def _names_that_modules_take() -> list[tuple[str, str | None, str]]:
+    """Return who takes which name from which module."""
+    return [
+        (name, node.module, alias.name)
+        for name, path in MODULES.items()
+        if name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+
+
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if name))
 def test_every_public_name_of_a_module_is_there(name: str) -> None:
     """``__all__`` holds names that exist, sorted, and whatever others import is in it."""
@@ -304,12 +318,8 @@ def test_every_public_name_of_a_module_is_there(name: str) -> None:
             defined.update(alias.name for alias in node.names)
     assert set(listed) <= defined
     taken = {
-        alias.name
-        for other, path in MODULES.items()
-        if other and other != name
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module == f"decodekit.{name}"
-        for alias in node.names
-        if f"{name}.{alias.name}" not in MODULES
+        taken
+        for other, module, taken in _names_that_modules_take()
+        if other != name and module == f"decodekit.{name}" and f"{name}.{taken}" not in MODULES
     }
     assert taken <= set(listed), f"decodekit.{name}: not in __all__ but imported elsewhere"
