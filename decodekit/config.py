@@ -10,7 +10,13 @@ import math
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from decodekit.errors import ConfigError, require_ascending, require_at_least, shortened
+from decodekit.errors import (
+    ConfigError,
+    require_ascending,
+    require_at_least,
+    require_true_or_false,
+    shortened,
+)
 from decodekit.params import SamplingParams
 from decodekit.strategies.lookahead import LookaheadConfig
 
@@ -57,14 +63,8 @@ class ModelConfig:
     generation_defaults: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("trust_remote_code", "generation_defaults"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ConfigError(
-                    f"{name} must be true or false, not {shortened(value)}",
-                    key=f"model.{name}",
-                    value=value,
-                )
+        require_true_or_false(self.trust_remote_code, key="model.trust_remote_code")
+        require_true_or_false(self.generation_defaults, key="model.generation_defaults")
         if self.max_positions is not None:
             require_at_least(self.max_positions, 1, key="model.max_positions")
 

@@ -16,6 +16,7 @@ from decodekit.errors import (
     DecodekitError,
     GenerationError,
     require_at_least,
+    require_true_or_false,
     shortened,
 )
 from decodekit.execution.autocast import outside_autocast
@@ -130,11 +131,7 @@ class Decoder:
                 f"tokenizer must be a transformers tokenizer, not {shortened(tokenizer)}",
                 key="tokenizer",
             )
-        if not isinstance(generation_defaults, bool):
-            raise ConfigError(
-                f"generation_defaults must be true or false, not {shortened(generation_defaults)}",
-                key="model.generation_defaults",
-            )
+        require_true_or_false(generation_defaults, key="model.generation_defaults")
         self.adapter = adapter
         self.tokenizer = tokenizer
         if not isinstance(strategy, Strategy):
@@ -490,7 +487,8 @@ class Decoder:
         require_at_least(logprobs, 0, key="logprobs")
         if isinstance(text, (list, tuple)) and not text:
             return []
-        texts = [self.encode(one, chat=chat) for one in (text if is_batch(text) else [text])]
+        many = is_batch(text)
+        texts = [self.encode(one, chat=chat) for one in (text if many else [text])]
         with self._runner() as runner, outside_autocast():
             runner.start(batch=len(texts), capacity=max(map(len, texts)))
             scores = score_texts(runner, texts, [logprobs] * len(texts))
@@ -498,7 +496,7 @@ class Decoder:
             TextScore(tokens=tokens, logprobs=entries)
             for tokens, entries in zip(texts, scores, strict=True)
         ]
-        return found if is_batch(text) else found[0]
+        return found if many else found[0]
 
     def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
         """Return the token ids of a prompt.

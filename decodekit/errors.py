@@ -36,6 +36,7 @@ __all__ = [
     "require_ascending",
     "require_at_least",
     "require_nodes",
+    "require_true_or_false",
     "shortened",
 ]
 
@@ -200,6 +201,19 @@ def require_at_least(value: int, least: int, *, key: str) -> None:
         raise ConfigError(f"{name} must be a whole number, not {value!r}", key=key, value=value)
     if value < least:
         raise ConfigError(f"{name} must be {least} or more, not {value}", key=key, value=value)
+
+
+def require_true_or_false(value: object, *, key: str) -> None:
+    """Raise unless ``value`` is True or False; ``key`` is as in ``require_at_least``.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if not isinstance(value, bool):
+        name = key.rpartition(".")[2]
+        raise ConfigError(
+            f"{name} must be true or false, not {shortened(value)}", key=key, value=value
+        )
 
 
 def require_ascending(values: Sequence[int], *, key: str) -> None:

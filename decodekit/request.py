@@ -15,6 +15,7 @@ from decodekit.errors import (
     GenerationError,
     nearest,
     require_at_least,
+    require_true_or_false,
     shortened,
 )
 from decodekit.foreign import adopt_criteria
@@ -200,10 +201,12 @@ def prepare(
         require_at_least(request.logprobs, 0, key="logprobs")
     if request.prompt_logprobs is not None:
         require_at_least(request.prompt_logprobs, 0, key="prompt_logprobs")
-    _require_truth_value(chat, "chat")
+    if chat is not None:
+        require_true_or_false(chat, key="chat")
     sequences = _token_runs(request.stop_token_ids, adapter.vocab_size)
     for name in ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos"):
-        _require_truth_value(getattr(request, name), name)
+        if getattr(request, name) is not None:
+            require_true_or_false(getattr(request, name), key=name)
     eos = _end_ids(request.eos_token_id, adapter)
     ends: Set[int] = frozenset() if request.ignore_eos else eos
     text = _new_text(
@@ -249,12 +252,6 @@ def prepare(
         prompt_logprobs=request.prompt_logprobs,
     )
     return Answer(prompt, state, text=text, started=started)
-
-
-def _require_truth_value(value: object, name: str) -> None:
-    if not isinstance(value, (bool, type(None))):
-        message = f"{name} must be true or false, not {shortened(value)}"
-        raise ConfigError(message, key=name, value=value)
 
 
 def _new_text(

@@ -184,6 +184,7 @@ class LlamaAdapter:
         """
         if self.backend.name != "auto":
             return f"it attends by itself, so it needs backend=auto, not {self.backend.name}"
+        laid_out = self._passes is not None
         try:
             lean = self._current().lean
             if lean.device.type != "cpu":  # before anything is compiled
@@ -192,7 +193,8 @@ class LlamaAdapter:
         except ConfigError as error:
             return str(error)
         finally:
-            self._passes = None  # whoever packs the model next must not find its weights held here
+            if not laid_out:  # whoever packs the model next must not find its weights held here
+                self._passes = None
 
     def _run(
         self,

@@ -96,12 +96,22 @@ inline void score(const T* query, float scale, const T* keys, const Seen& seen, 
             for (int k = 0; k < 4; ++k) products[h][k] = zeros();
         int at = 0;
         do {
-            typename Run<T>::Loaded of_key[4];
-            for (int k = 0; k < 4; ++k) of_key[k] = Run<T>::load(key[k] + at);
-            for (int h = 0; h < HEADS; ++h) {
-                const typename Run<T>::Loaded of_query = Run<T>::load(query + h * D + at);
-                for (int k = 0; k < 4; ++k)
-                    products[h][k] = Run<T>::add(products[h][k], of_key[k], of_query);
+            if constexpr (LANES == 16) {
+                typename Run<T>::Loaded of_key[4];
+                for (int k = 0; k < 4; ++k) of_key[k] = Run<T>::load(key[k] + at);
+                for (int h = 0; h < HEADS; ++h) {
+                    const typename Run<T>::Loaded of_query = Run<T>::load(query + h * D + at);
+                    for (int k = 0; k < 4; ++k)
+                        products[h][k] = Run<T>::add(products[h][k], of_key[k], of_query);
+                }
+            } else {
+                typename Run<T>::Loaded of_query[HEADS];
+                for (int h = 0; h < HEADS; ++h) of_query[h] = Run<T>::load(query + h * D + at);
+                for (int k = 0; k < 4; ++k) {
+                    const typename Run<T>::Loaded of_key = Run<T>::load(key[k] + at);
+                    for (int h = 0; h < HEADS; ++h)
+                        products[h][k] = Run<T>::add(products[h][k], of_key, of_query[h]);
+                }
             }
             at += LENGTH;
         } while (at < D);
@@ -115,6 +125,45 @@ inline void score(const T* query, float scale, const T* keys, const Seen& seen, 
         for (int64_t i = count; i < whole; ++i) scores[h][i] = LEAST;
 }
 
+// How many of RUNS runs are added up at a time, by `sums` vectors each that stay in registers: a
+// divisor of their number.
+constexpr int most_runs(int runs, int sums) {
+    int most = runs;
+    while (most > 1 && (runs % most || most * sums > (LANES == 16 ? 32 : 12))) --most;
+    return most;
+}
+
+// The sums of value * weight for each head over the keys `begin` to `end`, of some runs from `at`
+// on; in pieces, those of the next head LANES + D floats further on.
+template <class T, int RUNS, int HEADS>
+inline void add_values(const T* values, const Seen& seen, int64_t begin, int64_t end,
+                       const typename Values<T>::Weight (*weights)[PART], int64_t at, float* out) {
+    constexpr int LENGTH = Run<T>::LENGTH, D = RUNS * LENGTH, KEYS = Values<T>::KEYS,
+                  PIECES = Values<T>::PIECES, COUNT = most_runs(RUNS, HEADS * PIECES);
+    const int64_t count = end - begin;
+    Floats found[HEADS][COUNT * PIECES];
+    for (int h = 0; h < HEADS; ++h)
+        for (int p = 0; p < COUNT * PIECES; ++p) found[h][p] = zeros();
+    int64_t i = 0;
+    do {
+        const T* value[KEYS];
+        for (int k = 0; k < KEYS; ++k)
+            value[k] = values + seen.place(begin + std::min(i + k, count - 1)) * D;
+        for (int r = 0; r < COUNT; ++r) {
+            Floats pieces[PIECES];
+            Values<T>::load(value, (at + r) * LENGTH, pieces);
+            for (int h = 0; h < HEADS; ++h)
+                for (int p = 0; p < PIECES; ++p)
+                    found[h][r * PIECES + p] =
+                        Values<T>::add(found[h][r * PIECES + p], pieces[p], weights[h] + i);
+        }
+        i += KEYS;
+    } while (i < count);
+    for (int h = 0; h < HEADS; ++h)
+        for (int p = 0; p < COUNT * PIECES; ++p)
+            store(out + h * (LANES + D) + p * LANES, found[h][p]);
+}
+
 // Queries of HEADS heads, D numbers or RUNS runs each, with keys `begin` to `end` of one kv head.
 //
 // Writes, for each head, the largest score, the sum of exp(score - largest), and the sum of
@@ -123,8 +172,7 @@ template <class T, int RUNS, int HEADS>
 void attend_part(const T* query, float scale, const T* keys, const T* values, const Seen& seen,
                  int64_t begin, int64_t end, float* out) {
     using Weight = typename Values<T>::Weight;
-    constexpr int LENGTH = Run<T>::LENGTH, D = RUNS * LENGTH, KEYS = Values<T>::KEYS,
-                  PIECES = Values<T>::PIECES;
+    constexpr int D = RUNS * Run<T>::LENGTH, PIECES = Values<T>::PIECES;
     const int64_t count = end - begin;
     float scores[HEADS][PART];
     Weight weights[HEADS][PART];
@@ -141,27 +189,9 @@ void attend_part(const T* query, float scale, const T* keys, const T* values, co
         out[h * (LANES + D)] = top;
         out[h * (LANES + D) + 1] = sum(total);
     }
-    Floats found[HEADS][RUNS * PIECES];
-    for (int h = 0; h < HEADS; ++h)
-        for (int p = 0; p < RUNS * PIECES; ++p) found[h][p] = zeros();
-    int64_t i = 0;
-    do {
-        const T* value[KEYS];
-        for (int k = 0; k < KEYS; ++k)
-            value[k] = values + seen.place(begin + std::min(i + k, count - 1)) * D;
-        for (int r = 0; r < RUNS; ++r) {
-            Floats pieces[PIECES];
-            Values<T>::load(value, r * LENGTH, pieces);
-            for (int h = 0; h < HEADS; ++h)
-                for (int p = 0; p < PIECES; ++p)
-                    found[h][r * PIECES + p] =
-                        Values<T>::add(found[h][r * PIECES + p], pieces[p], weights[h] + i);
-        }
-        i += KEYS;
-    } while (i < count);
-    for (int h = 0; h < HEADS; ++h)
-        for (int p = 0; p < RUNS * PIECES; ++p)
-            store(out + h * (LANES + D) + (1 + p) * LANES, found[h][p]);
+    for (int64_t at = 0; at < RUNS; at += most_runs(RUNS, HEADS * PIECES))
+        add_values<T, RUNS, HEADS>(values, seen, begin, end, weights, at,
+                                   out + (1 + at * PIECES) * LANES);
 }
 
 // Joins the parts of one head: parts[p * stride] is what `attend_part` wrote of part p.
@@ -187,7 +217,7 @@ template <class T>
 using AttendPart = void (*)(const T*, float, const T*, const T*, const Seen&, int64_t, int64_t,
                             float*);
 
-constexpr int MOST_HEADS = 4;  // of one kv head at a time
+constexpr int MOST_HEADS = LANES == 16 ? 4 : 3;  // of one kv head at a time
 
 template <class T, int DIM>
 AttendPart<T> attend_heads(int64_t heads) {
@@ -196,7 +226,7 @@ AttendPart<T> attend_heads(int64_t heads) {
     switch (heads) {
         case 1: return attend_part<T, RUNS, 1>;
         case 2: return attend_part<T, RUNS, 2>;
-        case 3: return attend_part<T, RUNS, 3>;
+        case 3: return attend_part<T, RUNS, std::min(3, MOST_HEADS)>;
         default: return attend_part<T, RUNS, MOST_HEADS>;
     }
 }

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 LANES = 16
-"""Numbers that are taken at once; those of the inputs of a matrix product in runs of 64 bytes."""
+"""Sizes are multiples of this: a vector of AVX-512, or two of AVX2; inputs of runs of 64 bytes."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What there are kernels for; the library asks whether it is the half of float32."""

@@ -10,7 +10,8 @@
 
 namespace decodekit {
 
-constexpr int OUTPUTS = 4, MOST_ROWS = 6;  // of a block; its sums have to fit into the registers
+// Of a block: its sums have to fit into the registers, 32 or 16 of them.
+constexpr int OUTPUTS = 4, MOST_ROWS = LANES == 16 ? 6 : 3;
 
 // So many outputs at a time, while the weights of the next ones are fetched into the second level
 // of cache: what the processor fetches by itself reached half of the memory's rate. The fetches
@@ -26,7 +27,8 @@ constexpr int LINE = 64;
 // The products of ROWS rows of states with OUTPUTS rows of a weight.
 //
 // With every run of inputs LINES lines of memory are fetched, at and behind `ahead`, which moves on
-// by `pace` bytes.
+// by `pace` bytes. Where there are few registers, those of the states are held rather than those of
+// the weights, as there are fewer.
 template <class T, int ROWS, int LINES>
 __attribute__((noinline)) void block(const T* states, const T* weight, int64_t inputs,
                                      const char* ahead, int64_t pace, float* out,
@@ -37,14 +39,23 @@ __attribute__((noinline)) void block(const T* states, const T* weight, int64_t i
         for (int o = 0; o < OUTPUTS; ++o) sum[r][o] = zeros();
     int64_t at = 0;
     do {  // not `for`: the compiler would keep the sums in memory for a loop that may be empty
-        typename Run<T>::Loaded weights[OUTPUTS];
-        for (int o = 0; o < OUTPUTS; ++o) weights[o] = Run<T>::load(weight + o * inputs + at);
         for (int line = 0; line < LINES; ++line) __builtin_prefetch(ahead + line * LINE, 0, 2);
         ahead += pace;
-        for (int r = 0; r < ROWS; ++r) {
-            const typename Run<T>::Loaded state = Run<T>::load(states + r * inputs + at);
-            for (int o = 0; o < OUTPUTS; ++o)
-                sum[r][o] = Run<T>::add(sum[r][o], weights[o], state);
+        if constexpr (LANES == 16) {
+            typename Run<T>::Loaded loaded[OUTPUTS];
+            for (int o = 0; o < OUTPUTS; ++o) loaded[o] = Run<T>::load(weight + o * inputs + at);
+            for (int r = 0; r < ROWS; ++r) {
+                const typename Run<T>::Loaded state = Run<T>::load(states + r * inputs + at);
+                for (int o = 0; o < OUTPUTS; ++o)
+                    sum[r][o] = Run<T>::add(sum[r][o], loaded[o], state);
+            }
+        } else {
+            typename Run<T>::Loaded loaded[ROWS];
+            for (int r = 0; r < ROWS; ++r) loaded[r] = Run<T>::load(states + r * inputs + at);
+            for (int o = 0; o < OUTPUTS; ++o) {
+                const typename Run<T>::Loaded run = Run<T>::load(weight + o * inputs + at);
+                for (int r = 0; r < ROWS; ++r) sum[r][o] = Run<T>::add(sum[r][o], run, loaded[r]);
+            }
         }
         at += LENGTH;
     } while (at < inputs);
@@ -59,24 +70,30 @@ using Block = void (*)(const T*, const T*, int64_t, const char*, int64_t, float*
 
 template <class T, int LINES>
 Block<T> block_of(int64_t rows) {
-    constexpr Block<T> blocks[MOST_ROWS] = {block<T, 1, LINES>, block<T, 2, LINES>,
-                                            block<T, 3, LINES>, block<T, 4, LINES>,
-                                            block<T, 5, LINES>, block<T, 6, LINES>};
-    return blocks[rows - 1];
+    switch (rows) {
+        case 1: return block<T, 1, LINES>;
+        case 2: return block<T, 2, LINES>;
+        case 3: return block<T, std::min(3, MOST_ROWS), LINES>;
+        case 4: return block<T, std::min(4, MOST_ROWS), LINES>;
+        case 5: return block<T, std::min(5, MOST_ROWS), LINES>;
+        default: return block<T, MOST_ROWS, LINES>;
+    }
 }
 
 template <class T>
 void linear_of_group(const T* states, int64_t rows, int64_t inputs, const T* weight, int64_t first,
             int64_t last, float* out, int64_t stride) {
     const int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t pace = OUTPUTS * LINE / blocks;  // a run of each of a block's weights is a line
+    constexpr int64_t RUN = Run<T>::LENGTH * sizeof(T);
+    constexpr int FETCHED = std::max(OUTPUTS * RUN / LINE, (int64_t)2);  // lines, with one block
+    const int64_t pace = OUTPUTS * RUN / blocks;
     const int64_t bytes = inputs / Run<T>::LENGTH * pace;
     Block<T> kernels[2];  // for the smaller and the larger blocks
     for (int64_t i = 0; i < 2; ++i) {
         const int64_t some = rows / blocks + i;
         kernels[i] = some > MOST_ROWS ? nullptr
-                     : blocks == 1    ? block_of<T, OUTPUTS>(some)
-                     : blocks <= 3    ? block_of<T, OUTPUTS / 2>(some)
+                     : blocks == 1    ? block_of<T, FETCHED>(some)
+                     : blocks <= 3    ? block_of<T, FETCHED / 2>(some)
                                       : block_of<T, 1>(some);
     }
     const int64_t kept = std::max((int64_t)1, KEPT / (MOST_ROWS * inputs * (int64_t)sizeof(T)));

@@ -1,11 +1,12 @@
-// Sixteen lanes of float32, in the vector extensions that GCC and Clang share.
+// Lanes of float32, in the vector extensions that GCC and Clang share.
 //
-// Sums are always taken in the same order: lane by lane, then over the lanes as a fixed tree. So a
-// result depends on nothing but the numbers that go into it.
+// Sums are always taken in the same order: lane by lane, then over the lanes as a fixed tree. So on
+// one machine a result depends on nothing but the numbers that go into it.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -13,14 +14,20 @@
 
 namespace decodekit {
 
+// A vector is one register of AVX-512 or AVX2, or two of SSE or NEON. With 16 lanes and the blocks
+// of AVX-512 the sums did not fit into the 16 registers of AVX2: 9 rows took four times as long.
+#ifdef __AVX512F__
 constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
-// The lanes of two vectors, those of the second numbered from 16, in another order.
+// The lanes of two vectors, those of the second numbered from LANES, in another order.
 #if defined(__clang__) || (__GNUC__ >= 12 && !defined(DECODEKIT_OLD_GCC))
 #define DECODEKIT_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -77,47 +84,55 @@ inline void store(bfloat16* to, Floats values) {
 // Of the two; `b` where one of them is not a number.
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
-// The sum of the sixteen lanes, as a tree.
+using Lanes = std::make_integer_sequence<int, LANES>;
+
+// Each lane's value goes to the lane whose number differs by the bit DISTANCE.
+template <int DISTANCE, int... LANE>
+inline Floats exchanged(Floats v, std::integer_sequence<int, LANE...>) {
+    return DECODEKIT_SHUFFLE(v, v, (LANE ^ DISTANCE)...);
+}
+
+// The sum of the lanes, as a tree.
+template <int DISTANCE = LANES / 2>
 inline float sum(Floats v) {
-    v += DECODEKIT_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    v += DECODEKIT_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    v += DECODEKIT_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    v += DECODEKIT_SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    v += exchanged<DISTANCE>(v, Lanes{});
+    if constexpr (DISTANCE > 1) return sum<DISTANCE / 2>(v);
     return v[0];
 }
 
+template <int DISTANCE = LANES / 2>
 inline float largest(Floats v) {
-    v = maximum(v, DECODEKIT_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    v = maximum(v, DECODEKIT_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-    v = maximum(v, DECODEKIT_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-    v = maximum(v, DECODEKIT_SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+    v = maximum(v, exchanged<DISTANCE>(v, Lanes{}));
+    if constexpr (DISTANCE > 1) return largest<DISTANCE / 2>(v);
     return v[0];
 }
 
 typedef float Four __attribute__((vector_size(16)));
 
+// In each four lanes, the first two of a and of b in turn, plus the last two likewise.
+template <int... LANE>
+inline Floats sums_of_two(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+    return DECODEKIT_SHUFFLE(a, b, (LANE - LANE % 4 + LANE % 4 / 2 + LANE % 2 * LANES)...) +
+           DECODEKIT_SHUFFLE(a, b, (LANE - LANE % 4 + LANE % 4 / 2 + LANE % 2 * LANES + 2)...);
+}
+
+// In each four lanes, the first two of a and then of b, plus the last two likewise.
+template <int... LANE>
+inline Floats sums_of_pairs(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+    return DECODEKIT_SHUFFLE(a, b, (LANE - LANE % 4 + LANE % 2 + LANE % 4 / 2 * LANES)...) +
+           DECODEKIT_SHUFFLE(a, b, (LANE - LANE % 4 + LANE % 2 + LANE % 4 / 2 * LANES + 2)...);
+}
+
 // The sums of four vectors' lanes: lane i is the sum of v[i].
 inline Four sums_of_four(const Floats* v) {
-    Floats two[2];
-    for (int i = 0; i < 2; ++i)
-        two[i] = DECODEKIT_SHUFFLE(v[2 * i], v[2 * i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9,
-                                   25, 12, 28, 13, 29) +
-                 DECODEKIT_SHUFFLE(v[2 * i], v[2 * i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11,
-                                   27, 14, 30, 15, 31);
-    // Each quarter now has v[0], v[1], v[0], v[1] and v[2], v[3], v[2], v[3].
-    const Floats four = DECODEKIT_SHUFFLE(two[0], two[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25,
-                                          12, 13, 28, 29) +
-                        DECODEKIT_SHUFFLE(two[0], two[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26,
-                                          27, 14, 15, 30, 31);
-#ifdef DECODEKIT_OLD_GCC
-    Four quarter[4];
-    std::memcpy(quarter, &four, sizeof four);
-    return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
-#else
-    return (DECODEKIT_SHUFFLE(four, four, 0, 1, 2, 3) + DECODEKIT_SHUFFLE(four, four, 4, 5, 6, 7)) +
-           (DECODEKIT_SHUFFLE(four, four, 8, 9, 10, 11) +
-            DECODEKIT_SHUFFLE(four, four, 12, 13, 14, 15));
-#endif
+    // Each four lanes have v[0], v[1], v[0], v[1] and v[2], v[3], v[2], v[3]; then all four.
+    const Floats sums = sums_of_pairs(sums_of_two(v[0], v[1], Lanes{}),
+                                      sums_of_two(v[2], v[3], Lanes{}), Lanes{});
+    Four part[LANES / 4];
+    std::memcpy(part, &sums, sizeof sums);
+    Four all = part[0] + part[1];
+    if constexpr (LANES == 16) all += part[2] + part[3];
+    return all;
 }
 
 // e to the power of each lane, to about 1 part in 10 million; 0 below -87.7. No lane is over 88.
@@ -141,8 +156,10 @@ inline Floats exponential(Floats x) {
 
 // Keeps a vector in its register: GCC else loads it again for each of its uses.
 inline void hold(Floats& values) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
     asm("" : "+v"(values));
+#elif defined(__AVX__)
+    asm("" : "+x"(values));
 #endif
 }
 
