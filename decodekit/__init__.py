@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from decodekit.errors import DecodekitError
 
 if TYPE_CHECKING:
-    from decodekit.config import DecoderConfig
-    from decodekit.decoder import Decoder
+    from decodekit.config.schema import DecoderConfig
+    from decodekit.decoder.decoder import Decoder
+    from decodekit.decoder.request import Request
+    from decodekit.decoder.result import GenerationResult, GenerationStats, TextChunk, TextScore
+    from decodekit.decoder.stream import GenerationStream
     from decodekit.hookspecs import hookimpl
-    from decodekit.params import SamplingParams
-    from decodekit.registry import Component
-    from decodekit.request import Request
-    from decodekit.result import GenerationResult, GenerationStats, TextChunk, TextScore
-    from decodekit.stream import GenerationStream
-    from decodekit.tree import TokenTree
+    from decodekit.interfaces.component import Component
+    from decodekit.interfaces.sampling_params import SamplingParams
+    from decodekit.interfaces.tree import TokenTree
 
-__version__ = "0.1.0"
+    __version__: str
 
 # Loaded when first used: `import decodekit` must stay quick and import neither Hydra nor
 # transformers.
 _LAZY = {
-    "Component": "decodekit.registry",
-    "Decoder": "decodekit.decoder",
-    "DecoderConfig": "decodekit.config",
-    "GenerationResult": "decodekit.result",
-    "GenerationStats": "decodekit.result",
-    "GenerationStream": "decodekit.stream",
-    "Request": "decodekit.request",
-    "SamplingParams": "decodekit.params",
-    "TextChunk": "decodekit.result",
-    "TextScore": "decodekit.result",
-    "TokenTree": "decodekit.tree",
+    "Component": "decodekit.interfaces.component",
+    "Decoder": "decodekit.decoder.decoder",
+    "DecoderConfig": "decodekit.config.schema",
+    "GenerationResult": "decodekit.decoder.result",
+    "GenerationStats": "decodekit.decoder.result",
+    "GenerationStream": "decodekit.decoder.stream",
+    "Request": "decodekit.decoder.request",
+    "SamplingParams": "decodekit.interfaces.sampling_params",
+    "TextChunk": "decodekit.decoder.result",
+    "TextScore": "decodekit.decoder.result",
+    "TokenTree": "decodekit.interfaces.tree",
     "hookimpl": "decodekit.hookspecs",
 }
 
@@ -56,8 +57,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("decodekit")
     if name in _LAZY:
-        from decodekit.versions import check_versions
+        from decodekit.decoder.versions import check_versions
 
         check_versions()
         return getattr(import_module(_LAZY[name]), name)

@@ -2,6 +2,6 @@
 
 import sys
 
-from decodekit.cli import main
+from decodekit.cli.main import main
 
 sys.exit(main())

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pluggy
 
-from decodekit.observers import StepEvent
-from decodekit.registry import Component
+from decodekit.interfaces.component import Component
+from decodekit.interfaces.events import StepEvent
 
 __all__ = ["API_VERSION", "hookimpl", "hookspec"]
 

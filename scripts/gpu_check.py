@@ -29,15 +29,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from decodekit import Decoder
-from decodekit.bench.contenders import baseline
-from decodekit.certificate import TOLERANCES, compare
+from decodekit.cli.bench.contenders import baseline
+from decodekit.cli.table import render_table
+from decodekit.cli.verify.certificate import TOLERANCES, compare
+from decodekit.config.plugins.installed import registry
+from decodekit.decoder.build import build_adapter, build_backend
+from decodekit.engine.runner import LocalRunner
 from decodekit.errors import DecodekitError
-from decodekit.factory import build_adapter, build_backend
-from decodekit.plan import StepPlan
-from decodekit.plugins import registry
-from decodekit.runner import LocalRunner
-from decodekit.table import render_table
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {

@@ -15,10 +15,10 @@ from statistics import median
 import torch
 
 from decodekit import Decoder
-from decodekit.compose import compose_config
-from decodekit.plan import StepPlan
-from decodekit.prompt_files import read_prompts
-from decodekit.tree import TokenTree
+from decodekit.cli.prompt_files import read_prompts
+from decodekit.config.compose import compose_config
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import TokenTree
 
 
 def main(path: str, overrides: list[str]) -> None:

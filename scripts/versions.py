@@ -26,7 +26,7 @@ from typing import TextIO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from decodekit.versions import OPTIONAL, REQUIRED  # noqa: E402
+from decodekit.decoder.versions import OPTIONAL, REQUIRED  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".venv-versions"
 PAGE = ROOT / "docs" / "versions.md"

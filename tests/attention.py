@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decodekit.interfaces import AttentionBackend
-from decodekit.mask import TreeMask
+from decodekit.interfaces.mask import TreeMask
 
 __all__ = [
     "HALF_AND_SINGLE",

@@ -14,11 +14,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from decodekit.backends import triton_kernels
-from decodekit.backends.triton import TritonBackend
-from decodekit.backends.triton_tiles import tiles
+from decodekit.backends.triton import kernels as triton_kernels
+from decodekit.backends.triton.backend import TritonBackend
+from decodekit.backends.triton.tiles import tiles
 from decodekit.errors import BackendError
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
 
 ARCHITECTURE = 80  # the oldest that has bfloat16, and the least memory on the chip
 SHAPES = [  # dtype, R x G, D, several splits, which of the tiles

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from decodekit.engine.exact_match import ExactMatchVerifier
+from decodekit.engine.loop import SequenceState, StepRecord, decode
+from decodekit.engine.runner import LocalRunner
+from decodekit.engine.stopping import StopRules, cut_run
 from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome, TargetTokens, Verifier
-from decodekit.loop import SequenceState, StepRecord, decode
-from decodekit.params import SamplingParams
-from decodekit.runner import LocalRunner
-from decodekit.stopping import StopRules, cut_run
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import ROOT, TokenTree
 from decodekit.testing.toy import ToyAdapter, ToyCache
-from decodekit.tree import ROOT, TokenTree
-from decodekit.verify import ExactMatchVerifier
 
 __all__ = [
     "Acceptance",

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from decodekit.adapters.llama import LlamaAdapter
-from decodekit.factory import build_adapter
-from decodekit.plan import StepPlan
+from decodekit.decoder.build import build_adapter
+from decodekit.interfaces.plan import StepPlan
 
 __all__ = ["CONFIGS", "alone_by", "native_adapter", "native_model", "needs_compiler"]
 

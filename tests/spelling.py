@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from decodekit import Decoder
-from decodekit.factory import build_strategy
+from decodekit.decoder.build import build_strategy
 from tests.fakes import ToyAdapter
 
 __all__ = ["SPECIAL", "TEMPLATE", "TOKENIZERS", "Says", "ids_of", "says", "spelled"]

@@ -19,13 +19,13 @@ from decodekit import Decoder, Request
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.hf.longrope import LongRope
 from decodekit.backends.eager import EagerBackend
+from decodekit.decoder.build import build_adapter
+from decodekit.engine.sampling import PositionSampler
 from decodekit.errors import BackendError, GenerationError, ModelSupportError
-from decodekit.factory import build_adapter
-from decodekit.params import SamplingParams
-from decodekit.plan import StepPlan
-from decodekit.sampling import PositionSampler
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from decodekit.testing import check_adapter
-from decodekit.tree import TokenTree
 from tests.tiny import (
     TRANSFORMERS,
     built,

@@ -18,16 +18,16 @@ from torch import Tensor
 from decodekit import Decoder, GenerationResult
 from decodekit.adapters.hf.cache import HFCache
 from decodekit.adapters.llama.cache import LlamaCache
+from decodekit.decoder.build import build_adapter, build_strategy
+from decodekit.decoder.request import Request
+from decodekit.engine.exact_match import ExactMatchVerifier
+from decodekit.engine.rejection import RejectionVerifier
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.factory import build_adapter, build_strategy
 from decodekit.interfaces import Proposer
-from decodekit.params import SamplingParams
-from decodekit.plan import StepPlan
-from decodekit.rejection import RejectionVerifier
-from decodekit.request import Request
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import ROOT, TokenTree
 from decodekit.strategies.autoregressive import Autoregressive
-from decodekit.tree import ROOT, TokenTree
-from decodekit.verify import ExactMatchVerifier
 from tests.checkpoint import save_checkpoint
 from tests.fakes import (
     ByteTokenizer,

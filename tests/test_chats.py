@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from decodekit import Decoder, Request
+from decodekit.decoder.build import build_strategy
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.factory import build_strategy
 from tests.fakes import ToyAdapter
 from tests.spelling import TOKENIZERS, Says, ids_of, says, spelled
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from decodekit import Decoder
-from decodekit.bench.contenders import _StrategyContender
-from decodekit.bench.measurement import Run
-from decodekit.certificate import Divergence, Verdict
-from decodekit.cli import main
+from decodekit.adapters.execution.packed import can_pack
+from decodekit.cli.bench.contenders import _StrategyContender
+from decodekit.cli.bench.measurement import Run
+from decodekit.cli.main import main
+from decodekit.cli.verify.certificate import Divergence, Verdict
+from decodekit.decoder.stream import GenerationStream
 from decodekit.errors import GenerationError
-from decodekit.execution.packed import can_pack
-from decodekit.stream import GenerationStream
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_compare_tells_a_tie_from_a_defect(
     code: int,
     words: str,
 ) -> None:
-    monkeypatch.setattr("decodekit.generate.compare", lambda *_, **__: verdict)
+    monkeypatch.setattr("decodekit.cli.generate.compare", lambda *_, **__: verdict)
     arguments = (f"model={checkpoint}", "prompt=a b c", "max_new_tokens=6", "compare=true")
     found, _, err = run(capsys, *arguments)
     assert found == code
@@ -262,7 +262,7 @@ def test_an_answer_is_shown_though_its_comparison_fails(
     def failing(*_: object, **__: object) -> None:
         raise GenerationError("no memory")
 
-    monkeypatch.setattr("decodekit.generate.compare", failing)
+    monkeypatch.setattr("decodekit.cli.generate.compare", failing)
     arguments = (f"model={checkpoint}", "prompt=a b c", "max_new_tokens=9", "compare=true")
     code, out, err = run(capsys, *arguments, "format=json")
     assert code == 1

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, PhimoeConfig
 
 from decodekit import Decoder
-from decodekit.cli import main
-from decodekit.compose import compose_config
+from decodekit.adapters.model_facts import max_positions_of
+from decodekit.cli.main import main
+from decodekit.config.compose import compose_config
 from decodekit.errors import ConfigError, GenerationError, ModelSupportError
-from decodekit.model_facts import max_positions_of
 from tests.tiny import built, greedy_loop, own_model, random_prompt
 from tests.zoo import ZOO, Kind
 

@@ -15,12 +15,13 @@ import yaml
 from torch.nn.functional import scaled_dot_product_attention
 
 from decodekit import Component, Decoder, hookspecs, testing
-from decodekit.config import ModelConfig, ProfileConfig
-from decodekit.decoder import Decoder as DecoderClass
+from decodekit.cli.profile.record import FORMAT, point_record, write_record
+from decodekit.config.plugins.installed import registry
+from decodekit.config.schema import ProfileConfig
+from decodekit.decoder.decoder import Decoder as DecoderClass
 from decodekit.hookspecs import API_VERSION
-from decodekit.observers import StepEvent
-from decodekit.plugins import registry
-from decodekit.profile.record import FORMAT, point_record, write_record
+from decodekit.interfaces.component import ModelConfig
+from decodekit.interfaces.events import StepEvent
 from tests.checkpoint import save_checkpoint
 from tests.tiny import greedy_loop, tiny_model
 

@@ -20,9 +20,9 @@ from decodekit import Decoder
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.llama import LlamaAdapter, obstacle
 from decodekit.backends.eager import EagerBackend
+from decodekit.decoder.build import build_adapter
 from decodekit.errors import GenerationError, ModelSupportError
-from decodekit.factory import build_adapter
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
 from tests.tiny import greedy_loop, own_model, random_prompt, tiny_model
 
 PROMPT = random_prompt(17)

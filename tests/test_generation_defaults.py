@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from decodekit.bench import contenders
-from decodekit.cli import main
-from decodekit.decoder import Decoder
+from decodekit.cli.bench import contenders
+from decodekit.cli.main import main
+from decodekit.decoder.decoder import Decoder
+from decodekit.decoder.generation_defaults import defaults_of
+from decodekit.decoder.model_processors import EndBias
+from decodekit.decoder.request import Request, request_of
 from decodekit.errors import ConfigError
-from decodekit.generation_defaults import defaults_of
-from decodekit.model_processors import EndBias
-from decodekit.params import SamplingParams
-from decodekit.request import Request, request_of
+from decodekit.interfaces.sampling_params import SamplingParams
 from tests.checkpoint import save_checkpoint
 from tests.tiny import VOCABULARY, own_model, random_prompt
 

@@ -28,10 +28,10 @@ from transformers import (
 )
 
 from decodekit import Decoder
-from decodekit.builtins import decodekit_register_backends
+from decodekit.config.plugins.builtin import decodekit_register_backends
 from decodekit.interfaces import Budget, Proposal, StepOutcome
-from decodekit.params import SamplingParams
-from decodekit.tree import TokenTree
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from tests.attention import NEEDS_TRITON
 from tests.tiny import VOCABULARY, logits_after, random_prompt, tiny_model
 

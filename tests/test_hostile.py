@@ -15,16 +15,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from decodekit import Decoder
+from decodekit.adapters.execution.packed import PackedLinear, can_pack
 from decodekit.adapters.hf.attention import attention_of
-from decodekit.bench.contenders import baseline
-from decodekit.cli import main
-from decodekit.compose import compose_config, compose_mapping
+from decodekit.cli.bench.contenders import baseline
+from decodekit.cli.main import main
+from decodekit.config.compose import compose_config, compose_mapping
+from decodekit.decoder.build import prepare_execution
 from decodekit.errors import BackendError, ConfigError, GenerationError, TreeError
-from decodekit.execution.packed import PackedLinear, can_pack
-from decodekit.factory import prepare_execution
 from decodekit.interfaces import Proposal
+from decodekit.interfaces.tree import TokenTree
 from decodekit.strategies.autoregressive import Autoregressive
-from decodekit.tree import TokenTree
 from tests.checkpoint import save_checkpoint
 from tests.fakes import ToyAdapter, ToyCache, plain_decode
 from tests.tiny import VOCABULARY, greedy_loop, random_prompt, tiny_model

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from decodekit import Decoder
 from decodekit.adapters.llama import LlamaAdapter
-from decodekit.cli import main
-from decodekit.independent import compare_with_the_model
+from decodekit.cli.main import main
+from decodekit.cli.verify.independent import compare_with_the_model
 from decodekit.strategies.autoregressive import Autoregressive
 from decodekit.testing import ToyAdapter
 from tests.tiny import own_model, random_prompt, tiny_model
@@ -93,8 +93,8 @@ def test_what_is_too_large_at_once_is_computed_in_parts(monkeypatch: pytest.Monk
     model = own_model()
     decoder = reference(model)
     answer = decoder.generate(PROMPT, max_new_tokens=12)
-    monkeypatch.setattr("decodekit.independent.LARGEST", 5 * 64)
-    monkeypatch.setattr("decodekit.plain_forward.LARGEST", 5 * 64)
+    monkeypatch.setattr("decodekit.cli.verify.independent.LARGEST", 5 * 64)
+    monkeypatch.setattr("decodekit.adapters.plain_forward.LARGEST", 5 * 64)
     rows: list[int] = []
     model.lm_head.register_forward_hook(lambda *given: rows.append(given[-1].shape[1]))
     verdict = compare_with_the_model(

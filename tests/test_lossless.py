@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodekit import Decoder
-from decodekit.params import SamplingParams
-from decodekit.runs import first_difference
-from decodekit.sampling import PositionSampler
+from decodekit.decoder.runs import first_difference
+from decodekit.engine.sampling import PositionSampler
+from decodekit.interfaces.sampling_params import SamplingParams
 from tests.attention import NEEDS_TRITON
 from tests.tiny import VOCABULARY, WINDOW, greedy_loop, logits_after, random_prompt, tiny_model
 

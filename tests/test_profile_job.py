@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from decodekit.cli import main
+from decodekit.cli.main import main
+from decodekit.cli.profile import StepTimes
+from decodekit.cli.profile.limits import Rates
+from decodekit.cli.profile.measure import StepTimer
 from decodekit.errors import GenerationError
-from decodekit.profile import StepTimes
-from decodekit.profile.limits import Rates
-from decodekit.profile.measure import StepTimer
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append({"size": size, **placement})
         return Rates({"sum": 1e9 * len(asked)}, {"product": 3e9 / len(asked)})
 
-    monkeypatch.setattr("decodekit.profile.run.measure_rates", measured)
+    monkeypatch.setattr("decodekit.cli.profile.run.measure_rates", measured)
     return asked
 
 

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from decodekit import Decoder
+from decodekit.adapters.execution.packed import PackedLinear
+from decodekit.decoder.build import prepare_execution
 from decodekit.errors import ModelSupportError
-from decodekit.execution.packed import PackedLinear
-from decodekit.factory import prepare_execution
 from tests.tiny import random_prompt
 from tests.zoo import ZOO
 

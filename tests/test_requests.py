@@ -43,13 +43,13 @@ from transformers import (
 )
 
 from decodekit import Decoder
+from decodekit.decoder.build import build_strategy
+from decodekit.decoder.request import Request
+from decodekit.engine.sampling import PositionSampler
 from decodekit.errors import ConfigError, DecodekitError, GenerationError
-from decodekit.factory import build_strategy
 from decodekit.interfaces import Budget, Proposal
-from decodekit.params import SamplingParams
-from decodekit.request import Request
-from decodekit.sampling import PositionSampler
-from decodekit.tree import TokenTree
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from tests.fakes import (
     ByteTokenizer,
     Given,

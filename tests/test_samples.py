@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from decodekit import Decoder, Request, SamplingParams
-from decodekit.cli import main
+from decodekit.cli.main import main
+from decodekit.config.option_names import EXPLAINED, RENAMED
+from decodekit.engine.loop import StepRecord
 from decodekit.errors import ConfigError, DecodekitError, GenerationError
-from decodekit.loop import StepRecord
-from decodekit.option_names import EXPLAINED, RENAMED
-from decodekit.params import SamplingParams as Params
+from decodekit.interfaces.sampling_params import SamplingParams as Params
 from tests.checkpoint import save_checkpoint
 from tests.fakes import ToyAdapter, ToyCache, plain_decode, words
 from tests.tiny import random_prompt, tiny_model
@@ -27,7 +27,7 @@ DRAWN: dict[str, Any] = {"temperature": 0.9, "seed": 11, "max_new_tokens": 12}
 
 
 def toy(model: Any = None, strategy: Any = "lookahead", **settings: Any) -> Decoder:
-    from decodekit.factory import build_strategy
+    from decodekit.decoder.build import build_strategy
 
     made = ToyAdapter() if model is None else model
     return Decoder(made, words(), strategy=build_strategy(strategy), **settings)
@@ -354,7 +354,7 @@ def test_do_sample_says_whether_the_temperature_is_0() -> None:
 
 
 def test_settings_have_other_names_too() -> None:
-    from decodekit.compose import compose_config, compose_mapping
+    from decodekit.config.compose import compose_config, compose_mapping
 
     assert compose_config(["max_tokens=5"]).max_new_tokens == 5
     assert compose_config(["stop_strings=a, b", "n_predict=3"]).stop == ["a, b"]

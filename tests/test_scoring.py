@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decodekit.cli import main
-from decodekit.decoder import Decoder
+from decodekit.cli.main import main
+from decodekit.decoder.decoder import Decoder
+from decodekit.decoder.request import Request
+from decodekit.engine.logprobs import TokenLogprob
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.request import Request
-from decodekit.scores import TokenLogprob
 from tests.native import native_model, needs_compiler
 from tests.tiny import VOCABULARY, logits_after, own_model, random_prompt, tiny_model
 

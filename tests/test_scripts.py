@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from decodekit.backends.sdpa import SDPABackend
-from decodekit.plugins import registry
+from decodekit.config.plugins.installed import registry
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

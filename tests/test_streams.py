@@ -20,11 +20,11 @@ from torch import Tensor
 from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer, TextStreamer
 
 from decodekit import Decoder, GenerationResult, GenerationStream, TextChunk
+from decodekit.decoder.build import build_strategy
 from decodekit.errors import ConfigError, DecodekitError, GenerationError
-from decodekit.factory import build_strategy
 from decodekit.interfaces import Proposer
-from decodekit.params import SamplingParams
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.sampling_params import SamplingParams
 from tests.checkpoint import save_checkpoint
 from tests.fakes import ByteTokenizer, OracleProposer, ToyAdapter, ToyCache, plain_decode
 from tests.tiny import greedy_loop, random_prompt, tiny_model

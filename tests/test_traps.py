@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from decodekit import Decoder
+from decodekit.decoder.build import build_strategy
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.factory import build_strategy
-from decodekit.pool import RecentNGramPool
-from decodekit.strategies.lookahead import LookaheadConfig
-from decodekit.tree import TokenTree
+from decodekit.interfaces.tree import TokenTree
+from decodekit.strategies.lookahead.pool import RecentNGramPool
+from decodekit.strategies.lookahead.proposer import LookaheadConfig
 from tests.fakes import ByteTokenizer, Given, OracleProposer, ToyAdapter, plain_decode, words
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -154,7 +154,7 @@ def test_trap_10_a_draw_of_zero_never_emits_an_impossible_token(
     """
     model = ToyAdapter()
     lucky = torch.full((model.vocab_size,), 2.0**-53, dtype=torch.float64)
-    monkeypatch.setattr("decodekit.noise.exponentials", lambda *_, **__: lucky)
+    monkeypatch.setattr("decodekit.engine.noise.exponentials", lambda *_, **__: lucky)
     options = {"max_new_tokens": 12, "temperature": 1.0, "top_k": 2}
     tokens = decoder(model, "lookahead").generate(PROMPT, **options).tokens
     for place, token in enumerate(tokens):

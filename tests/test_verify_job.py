@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from decodekit.cli import main
+from decodekit.cli.main import main
+from decodekit.engine.exact_match import ExactMatchVerifier
 from decodekit.interfaces import Accepted
-from decodekit.verify import ExactMatchVerifier
 
 
 @pytest.fixture

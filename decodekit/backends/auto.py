@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decodekit.interfaces import AttentionBackend
-from decodekit.mask import TreeMask
+from decodekit.interfaces.backend import AttentionBackend
+from decodekit.interfaces.mask import TreeMask
 
 __all__ = ["AutoBackend"]
 

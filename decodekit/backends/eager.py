@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decodekit.mask import TreeMask, bool_to_additive, pad_masks
+from decodekit.interfaces.mask import TreeMask, bool_to_additive, pad_masks
 
 __all__ = ["EagerBackend"]
 

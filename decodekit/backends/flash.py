@@ -19,7 +19,7 @@ from decodekit.backends.flash_kernels import FlashKernel, select_kernel
 from decodekit.backends.layout import rows_in_one_piece
 from decodekit.backends.merge import merge_parts
 from decodekit.errors import BackendError
-from decodekit.mask import TreeMask
+from decodekit.interfaces.mask import TreeMask
 
 __all__ = ["FlashBackend"]
 

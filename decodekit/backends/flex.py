@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from decodekit.backends.merge import merge_parts
 from decodekit.errors import BackendError
-from decodekit.mask import TreeMask
+from decodekit.interfaces.mask import TreeMask
 
 __all__ = ["FlexBackend"]
 

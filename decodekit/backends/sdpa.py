@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from decodekit.errors import BackendError
-from decodekit.mask import TreeMask, bool_to_additive, pad_masks
+from decodekit.interfaces.mask import TreeMask, bool_to_additive, pad_masks
 
 __all__ = ["SDPABackend"]
 

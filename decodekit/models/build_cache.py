@@ -15,8 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from decodekit.cache_dir import cache_dir
 from decodekit.errors import CheckpointError
+from decodekit.models.cache_dir import cache_dir
 from decodekit.models.reporting import Log, one_line, to_stderr
 
 __all__ = ["MANIFEST", "cached_directory", "flaw"]

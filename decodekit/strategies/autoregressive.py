@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodekit.interfaces import Budget, Proposal, StepOutcome
-from decodekit.params import SamplingParams
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.strategy import Budget, Proposal, StepOutcome
 
 __all__ = ["Autoregressive", "AutoregressiveConfig"]
 

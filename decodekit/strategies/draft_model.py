@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decodekit.engine.noise import DRAFT, PositionNoise
+from decodekit.engine.runner import LocalRunner
+from decodekit.engine.sampling import largest_of, make_sampler
 from decodekit.errors import (
     ConfigError,
     GenerationError,
@@ -22,13 +25,11 @@ from decodekit.errors import (
     require_nodes,
     shortened,
 )
-from decodekit.interfaces import Budget, ModelAdapter, Parts, Proposal, StepOutcome
-from decodekit.noise import DRAFT, PositionNoise
-from decodekit.params import SamplingParams
-from decodekit.plan import StepPlan
-from decodekit.runner import LocalRunner
-from decodekit.sampling import make_sampler
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.adapter import ModelAdapter
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.strategy import Budget, Parts, Proposal, StepOutcome
+from decodekit.interfaces.tree import ROOT, TokenTree
 
 __all__ = ["DraftModel", "DraftModelConfig", "DraftProposer"]
 
@@ -173,7 +174,7 @@ class DraftProposer:
         self._runner = LocalRunner(draft)
         self._widths = widths
         self._drafts = drafts
-        self._sampler = make_sampler(params)
+        self._sampler = make_sampler(params, largest_of(draft))
         self._noise = PositionNoise(params.seed, purpose=DRAFT)
         self._vocab_size = vocab_size
         self._known = known

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decodekit.errors import require_at_least, require_nodes
-from decodekit.interfaces import Budget, Proposal, StepOutcome
-from decodekit.params import SamplingParams
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.strategy import Budget, Proposal, StepOutcome
+from decodekit.interfaces.tree import ROOT, TokenTree
 
 __all__ = ["Jacobi", "JacobiConfig", "JacobiProposer"]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from decodekit.interfaces import HasRepeat, KVCache, ModelAdapter
-from decodekit.model_facts import is_transformers_model
-from decodekit.plain_forward import plain_logits
-from decodekit.plan import StepPlan
+from decodekit.adapters.model_facts import is_transformers_model
+from decodekit.adapters.plain_forward import plain_logits
+from decodekit.interfaces.adapter import HasRepeat, KVCache, ModelAdapter
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 from decodekit.testing.adapter_text import check_texts
 from decodekit.testing.adapter_unseen import check_memory, check_unseen_tokens
 from decodekit.testing.laws import law, random_tokens, reordered
 from decodekit.testing.subject import Subject
-from decodekit.tree import ROOT, TokenTree
 
 __all__ = ["check_adapter"]
 

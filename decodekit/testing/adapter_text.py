@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from decodekit.decoder import Decoder
+from decodekit.decoder.build import build_strategy
+from decodekit.decoder.decoder import Decoder
 from decodekit.errors import DecodekitError
-from decodekit.factory import build_strategy
-from decodekit.interfaces import Budget, Proposal, StepOutcome, Strategy
-from decodekit.params import SamplingParams
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.strategy import Budget, Proposal, StepOutcome, Strategy
+from decodekit.interfaces.tree import TokenTree
 from decodekit.testing.laws import law, random_tree
 from decodekit.testing.subject import Subject
-from decodekit.tree import TokenTree
 
 __all__ = ["check_texts"]
 

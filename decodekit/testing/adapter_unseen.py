@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from decodekit.interfaces import KVCache
-from decodekit.plan import StepPlan
+from decodekit.interfaces.adapter import KVCache
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 from decodekit.testing.laws import law
 from decodekit.testing.storage import poison, tensors_of
 from decodekit.testing.subject import Subject
-from decodekit.tree import ROOT, TokenTree
 
 __all__ = ["check_memory", "check_unseen_tokens"]
 

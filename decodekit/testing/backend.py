@@ -11,9 +11,9 @@ from torch import Tensor
 
 from decodekit.backends.eager import EagerBackend
 from decodekit.errors import BackendError
-from decodekit.interfaces import AttentionBackend
-from decodekit.mask import TreeMask
-from decodekit.plan import StepPlan
+from decodekit.interfaces.backend import AttentionBackend
+from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.plan import StepPlan
 from decodekit.testing.laws import law, random_tree
 
 __all__ = ["check_backend"]

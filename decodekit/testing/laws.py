@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.tree import ROOT, TokenTree
 
 __all__ = ["generators", "law", "random_tokens", "random_tree", "reordered"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decodekit.interfaces import NGramPool
+from decodekit.interfaces.strategy import NGramPool
 from decodekit.testing.laws import law
 
 __all__ = ["check_pool"]

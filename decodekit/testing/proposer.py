@@ -6,21 +6,21 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from decodekit.decoder import Decoder
-from decodekit.interfaces import (
+from decodekit.decoder.decoder import Decoder
+from decodekit.interfaces.adapter import ModelAdapter
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.strategy import (
     Budget,
-    ModelAdapter,
     NeedsTarget,
     Proposal,
     Proposer,
     StepOutcome,
     Strategy,
 )
-from decodekit.params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from decodekit.strategies.autoregressive import Autoregressive, AutoregressiveConfig
 from decodekit.testing.laws import generators, law, random_tokens
 from decodekit.testing.toy import ToyAdapter
-from decodekit.tree import TokenTree
 
 __all__ = ["check_proposer"]
 

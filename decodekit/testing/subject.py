@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from decodekit.interfaces import HasHorizon, KVCache, ModelAdapter
-from decodekit.plan import StepPlan
+from decodekit.interfaces.adapter import HasHorizon, KVCache, ModelAdapter
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import TokenTree
 from decodekit.testing.laws import generators, law, random_tokens, random_tree
-from decodekit.tree import TokenTree
 
 __all__ = ["Subject"]
 

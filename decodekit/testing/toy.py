@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
 
 __all__ = ["ToyAdapter", "ToyCache"]
 

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decodekit.interfaces import Accepted, Proposal, Verifier
-from decodekit.params import SamplingParams
-from decodekit.plan import StepPlan
-from decodekit.sampling import make_sampler
-from decodekit.target import StepTarget
+from decodekit.engine.sampling import make_sampler
+from decodekit.engine.target import StepTarget
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.strategy import Proposal
+from decodekit.interfaces.tree import ROOT, TokenTree
+from decodekit.interfaces.verifier import Accepted, Verifier
 from decodekit.testing.laws import law, random_tokens, random_tree
 from decodekit.testing.toy import ToyAdapter
-from decodekit.tree import ROOT, TokenTree
 
 __all__ = ["check_verifier"]
 

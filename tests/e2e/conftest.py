@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from decodekit import Decoder, DecoderConfig
-from decodekit.factory import load
+from decodekit.decoder.build import load
 
 # Real prompts from public benchmarks; they are not part of the repository.
 DATA = Path(os.environ.get("DECODEKIT_PROMPTS", Path(__file__).parents[2].parent / "shared/data"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decodekit import Decoder
-from decodekit.execution.packed import can_pack
+from decodekit.adapters.execution.packed import can_pack
 from tests.e2e.conftest import read_data
 from tests.e2e.test_real_model import FULL, STRATEGIES
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from decodekit import Decoder, DecoderConfig
-from decodekit.factory import build_adapter, load
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT, TokenTree
+from decodekit.decoder.build import build_adapter, load
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 
 pytestmark = pytest.mark.e2e
 

@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 
 from decodekit import Decoder
-from decodekit.prompts import encode_prompt
+from decodekit.decoder.prompt import encode_prompt
 from tests.e2e.conftest import read_data
 
 pytestmark = pytest.mark.e2e

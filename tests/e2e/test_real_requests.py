@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from decodekit import Decoder, Request, SamplingParams
-from decodekit.cli import main
+from decodekit.cli.main import main
 from tests.e2e.conftest import read_data
 
 pytestmark = pytest.mark.e2e

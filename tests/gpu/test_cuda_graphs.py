@@ -8,7 +8,7 @@ import torch
 from decodekit import Decoder
 from decodekit.adapters.llama import LlamaAdapter
 from decodekit.backends.sdpa import SDPABackend
-from decodekit.factory import build_strategy
+from decodekit.decoder.build import build_strategy
 from tests.executions import REQUESTS, STRATEGIES
 from tests.tiny import own_model, random_prompt
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from decodekit.plan import StepPlan
-from decodekit.tree import TokenTree
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import TokenTree
 
 __all__ = ["plans", "trees", "windows"]
 

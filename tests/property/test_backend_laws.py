@@ -15,14 +15,14 @@ from torch import Tensor
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
 from decodekit.backends.flex import FlexBackend
-from decodekit.backends.invariant import InvariantBackend
+from decodekit.backends.invariant.backend import InvariantBackend
 from decodekit.backends.merge import merge_parts
 from decodekit.backends.sdpa import SDPABackend
-from decodekit.backends.triton import TritonBackend, TritonConfig
-from decodekit.factory import build_backend
+from decodekit.backends.triton.backend import TritonBackend, TritonConfig
+from decodekit.decoder.build import build_backend
 from decodekit.interfaces import AttentionBackend
-from decodekit.mask import TreeMask
-from decodekit.plan import StepPlan
+from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.plan import StepPlan
 from tests.attention import (
     HALF_AND_SINGLE,
     NEEDS_TRITON,

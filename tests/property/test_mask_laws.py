@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodekit.mask import TreeMask, pad_masks
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT
+from decodekit.interfaces.mask import TreeMask, pad_masks
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT
 from tests.property.strategies import plans, windows
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodekit.interfaces import Budget
-from decodekit.params import SamplingParams
+from decodekit.interfaces.sampling_params import SamplingParams
 from decodekit.strategies.prompt_lookup import PromptLookup, PromptLookupConfig
 
 

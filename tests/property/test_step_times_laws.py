@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodekit.profile import StepTimes
-from decodekit.profile.step_times import StepTime
+from decodekit.cli.profile import StepTimes
+from decodekit.cli.profile.step_times import StepTime
 
 seconds = st.floats(1e-5, 10.0)
 axis = st.lists(st.integers(1, 200), min_size=1, max_size=6, unique=True).map(sorted)

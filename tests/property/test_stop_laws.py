@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decodekit import Decoder
+from decodekit.engine.detokenizer import IncrementalText
+from decodekit.engine.stopping import StopRules
 from decodekit.interfaces import Budget, Proposal, StepOutcome
-from decodekit.params import SamplingParams
-from decodekit.stopping import StopRules
-from decodekit.text import IncrementalText
-from decodekit.tree import TokenTree
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from tests.fakes import ByteTokenizer, ToyAdapter, cut
 
 BROKEN = "\ufffd"

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodekit.text import IncrementalText
+from decodekit.engine.detokenizer import IncrementalText
 from tests.fakes import ByteTokenizer, PieceTokenizer
 
 BROKEN = "\ufffd"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.tree import ROOT, TokenTree
 from tests.property.strategies import trees
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from decodekit import plugins
-from decodekit.plugins import ENTRY_POINT_GROUP, installed
+from decodekit.config.plugins import installed as plugins
+from decodekit.config.plugins.installed import ENTRY_POINT_GROUP, installed
 from tests.entries import Entry
 
 

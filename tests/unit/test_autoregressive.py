@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decodekit.interfaces import Budget, Proposal, Proposer
-from decodekit.params import SamplingParams
+from decodekit.interfaces.sampling_params import SamplingParams
 from decodekit.strategies.autoregressive import Autoregressive, AutoregressiveConfig
 
 

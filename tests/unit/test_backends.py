@@ -14,15 +14,15 @@ from torch import Tensor
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
 from decodekit.backends.flex import FlexBackend
-from decodekit.backends.invariant import InvariantBackend
+from decodekit.backends.invariant.backend import InvariantBackend
 from decodekit.backends.sdpa import SDPABackend
-from decodekit.backends.triton import TritonBackend
+from decodekit.backends.triton.backend import TritonBackend
+from decodekit.decoder.build import build_backend
 from decodekit.errors import BackendError
-from decodekit.factory import build_backend
 from decodekit.interfaces import AttentionBackend, MaskBuilder
-from decodekit.mask import TreeMask
-from decodekit.plan import StepPlan
-from decodekit.tree import TokenTree
+from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import TokenTree
 from tests import attention
 from tests.attention import NEEDS_TRITON, TOLERANCES, assert_close, attend
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from decodekit.bad_words import ban_words
+from decodekit.decoder.bad_words import ban_words
+from decodekit.decoder.token_bytes import token_bytes
 from decodekit.errors import ConfigError
-from decodekit.token_bytes import token_bytes
 from tests.fakes import PieceTokenizer
 from tests.spelling import SPECIAL, TOKENIZERS, ids_of, says, spelled
 

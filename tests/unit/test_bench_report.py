@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from decodekit.bench.measurement import Measurement, Run
-from decodekit.bench.report import render
-from decodekit.table import render_table
+from decodekit.cli.bench.measurement import Measurement, Run
+from decodekit.cli.bench.report import render
+from decodekit.cli.table import render_table
 
 
 def measured(

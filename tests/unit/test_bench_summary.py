@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodekit.bench.measurement import Measurement, Run, measure
-from decodekit.bench.summary import Difference, Summary, reference_of, summarize
-from decodekit.bootstrap import bootstrap_interval
+from decodekit.cli.bench.measurement import Measurement, Run, measure
+from decodekit.cli.bench.summary import Difference, Summary, reference_of, summarize
+from decodekit.cli.bootstrap import bootstrap_interval
 
 
 def measured(

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from decodekit.bootstrap import Interval, bootstrap_interval, quantile
+from decodekit.cli.bootstrap import Interval, bootstrap_interval, quantile
 
 
 @pytest.mark.parametrize(

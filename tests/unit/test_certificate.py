@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from decodekit import Decoder
-from decodekit.certificate import TOLERANCES, Divergence, compare
+from decodekit.cli.verify.certificate import TOLERANCES, Divergence, compare
+from decodekit.decoder.runs import first_difference
 from decodekit.interfaces import Accepted, Budget, Proposal, StepOutcome
-from decodekit.params import SamplingParams
-from decodekit.plan import StepPlan
-from decodekit.runs import first_difference
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from decodekit.strategies.autoregressive import Autoregressive
-from decodekit.tree import TokenTree
 from tests.fakes import PieceTokenizer, ToyAdapter, ToyCache, plain_decode
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -16,14 +16,17 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from decodekit import compose, plugins, schemas
-from decodekit.compose import compose_config, compose_mapping, group_options, to_yaml
-from decodekit.config import BenchConfig, ModelConfig, RunConfig
+from decodekit.config import compose
+from decodekit.config import hydra_session as schemas
+from decodekit.config.compose import compose_config, compose_mapping, group_options, to_yaml
+from decodekit.config.plugins import installed as plugins
+from decodekit.config.plugins.registry import Registry
+from decodekit.config.schema import BenchConfig, RunConfig
 from decodekit.errors import ConfigError
-from decodekit.params import SamplingParams
-from decodekit.registry import Component, Registry
+from decodekit.interfaces.component import Component, ModelConfig
+from decodekit.interfaces.sampling_params import SamplingParams
 from decodekit.strategies.jacobi import JacobiConfig
-from decodekit.strategies.lookahead import LookaheadConfig
+from decodekit.strategies.lookahead.proposer import LookaheadConfig
 from decodekit.strategies.prompt_lookup import PromptLookupConfig
 
 CONF = Path(decodekit.conf.__file__).parent

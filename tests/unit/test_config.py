@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from decodekit.config import BenchConfig, DecoderConfig, ModelConfig, ProfileConfig, RunConfig
+from decodekit.config.schema import BenchConfig, DecoderConfig, ProfileConfig, RunConfig
 from decodekit.errors import ConfigError
-from decodekit.params import SamplingParams
-from decodekit.strategies.lookahead import LookaheadConfig
+from decodekit.interfaces.component import ModelConfig
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.strategies.lookahead.proposer import LookaheadConfig
 
 
 def test_the_defaults_are_lookahead_on_the_small_model() -> None:

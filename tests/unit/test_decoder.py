@@ -12,9 +12,9 @@ import decodekit
 from decodekit import Decoder, DecoderConfig, GenerationResult
 from decodekit.adapters.hf import HFAdapter
 from decodekit.errors import CheckpointError, ConfigError, GenerationError
-from decodekit.params import SamplingParams
+from decodekit.interfaces.sampling_params import SamplingParams
 from decodekit.strategies.jacobi import JacobiConfig
-from decodekit.strategies.lookahead import LookaheadConfig
+from decodekit.strategies.lookahead.proposer import LookaheadConfig
 from tests.tiny import greedy_loop, random_prompt, tiny_model
 
 
@@ -33,7 +33,7 @@ def test_from_config_takes_names_mappings_dataclasses_and_dictconfigs(checkpoint
         Decoder.from_config(
             DecoderConfig(
                 strategy=JacobiConfig(window_size=3),
-                model=decodekit.config.ModelConfig(path=checkpoint),
+                model=decodekit.interfaces.component.ModelConfig(path=checkpoint),
             )
         ),
     ]
@@ -220,8 +220,8 @@ def test_from_model_takes_text_as_it_is(checkpoint: str) -> None:
 def test_settings_of_the_decoder_itself() -> None:
     model = tiny_model()
     one = Decoder(
-        HFAdapter(model, decodekit.factory.build_adapter(model).backend),
-        strategy=decodekit.factory.build_strategy("jacobi"),
+        HFAdapter(model, decodekit.decoder.build.build_adapter(model).backend),
+        strategy=decodekit.decoder.build.build_strategy("jacobi"),
         sampling=SamplingParams(temperature=0.5),
         prefill_chunk=3,
     )

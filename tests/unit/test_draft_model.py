@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from decodekit import Decoder
+from decodekit.decoder.build import build_strategy
+from decodekit.engine.rejection import RejectionVerifier
+from decodekit.engine.sampling import make_sampler
 from decodekit.errors import CheckpointError, ConfigError, GenerationError, ModelSupportError
-from decodekit.factory import build_strategy
 from decodekit.interfaces import Budget, Proposal
-from decodekit.params import SamplingParams
-from decodekit.rejection import RejectionVerifier
-from decodekit.sampling import make_sampler
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import ROOT
 from decodekit.strategies.draft_model import DraftModel, DraftModelConfig
-from decodekit.tree import ROOT
 from tests.fakes import ToyAdapter, plain_decode
 from tests.tiny import greedy_loop, random_prompt, tiny_model
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from decodekit.decoder import Decoder
-from decodekit.dry import DryPenalty, breaker_tokens
+from decodekit.decoder.decoder import Decoder
+from decodekit.engine.dry import DryPenalty, breaker_tokens
 from decodekit.errors import GenerationError
 from tests.checkpoint import save_checkpoint
 from tests.tiny import random_prompt, tiny_model

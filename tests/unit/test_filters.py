@@ -22,10 +22,10 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from decodekit.engine.filters import excludes_top, warp
+from decodekit.engine.sampling import PositionSampler, make_sampler
 from decodekit.errors import ConfigError
-from decodekit.filters import excludes_top, warp
-from decodekit.params import SamplingParams
-from decodekit.sampling import PositionSampler, make_sampler
+from decodekit.interfaces.sampling_params import SamplingParams
 
 INF = math.inf
 

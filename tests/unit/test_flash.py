@@ -16,9 +16,9 @@ from decodekit.backends import flash, flash_kernels
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
 from decodekit.errors import BackendError
-from decodekit.mask import TreeMask
-from decodekit.plan import StepPlan
-from decodekit.tree import TokenTree
+from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import TokenTree
 from tests.attention import assert_close, attend, random_states
 from tests.tiny import tiny_model
 

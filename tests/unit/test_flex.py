@@ -15,9 +15,9 @@ from decodekit.backends import flex
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flex import FlexBackend, _block_runs, _rounded
 from decodekit.errors import BackendError
-from decodekit.mask import TreeMask
-from decodekit.plan import StepPlan
-from decodekit.tree import TokenTree
+from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import TokenTree
 from tests.attention import assert_close, attend, random_states
 from tests.tiny import greedy_loop, random_prompt, tiny_model
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decodekit.execution.fused import fuse_linears, fused_linear, have_biases_alike
-from decodekit.execution.packed import PackedRows, can_pack, pack_linears
+from decodekit.adapters.execution.fused import fuse_linears, fused_linear, have_biases_alike
+from decodekit.adapters.execution.packed import PackedRows, can_pack, pack_linears
 
 ROWS = (6, 4, 4)
 

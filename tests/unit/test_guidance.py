@@ -23,10 +23,11 @@ from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("llguidance")
 
-from decodekit import grammar_tokens, guidance
-from decodekit.constraint import Constraint
+from decodekit.decoder import grammar as guidance
+from decodekit.decoder import grammar_tokens
+from decodekit.decoder.grammar import json_schema_constraint, regex_constraint
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.guidance import json_schema_constraint, regex_constraint
+from decodekit.interfaces.logits import Constraint
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<end>"]
 CORPUS = [

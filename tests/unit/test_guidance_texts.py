@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from decodekit.constraint import Constraint
-from decodekit.guidance import json_schema_constraint, regex_constraint
+from decodekit.decoder.grammar import json_schema_constraint, regex_constraint
+from decodekit.interfaces.logits import Constraint
 from tests.spelling import TOKENIZERS, ids_of, says, spelled
 
 every_tokenizer = pytest.mark.parametrize("kind", TOKENIZERS)

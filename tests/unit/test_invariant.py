@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from decodekit import Decoder
-from decodekit.backends import settled
+from decodekit.adapters.execution.packed import PackedLinear, can_pack
+from decodekit.backends.call_sizes import FEW, MORE, CallSizes
 from decodekit.backends.flash_kernels import select_kernel
-from decodekit.backends.invariant import InvariantBackend
+from decodekit.backends.invariant import settled
+from decodekit.backends.invariant.backend import InvariantBackend
+from decodekit.backends.invariant.settled import attend_settled
 from decodekit.backends.sdpa import SDPABackend
-from decodekit.backends.settled import attend_settled
+from decodekit.decoder.build import build_backend
+from decodekit.decoder.invariance import invariance_obstacle
 from decodekit.errors import BackendError
-from decodekit.execution.batch_invariance import FEW, MORE, CallSizes
-from decodekit.execution.packed import PackedLinear, can_pack
-from decodekit.factory import build_backend
 from decodekit.interfaces import AttentionBackend
-from decodekit.invariance import invariance_obstacle
-from decodekit.mask import TreeMask
-from decodekit.plan import StepPlan
-from decodekit.tree import TokenTree
+from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import TokenTree
 from tests.attention import attend, random_states
 from tests.native import native_model, needs_compiler
 from tests.property.strategies import trees

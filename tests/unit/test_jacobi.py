@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from decodekit.engine.exact_match import ExactMatchVerifier
+from decodekit.engine.runner import LocalRunner
+from decodekit.engine.sampling import make_sampler
+from decodekit.engine.stopping import StopRules
 from decodekit.errors import ConfigError
 from decodekit.interfaces import Budget, Proposer
-from decodekit.params import SamplingParams
-from decodekit.runner import LocalRunner
-from decodekit.sampling import make_sampler
-from decodekit.stopping import StopRules
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from decodekit.strategies.jacobi import Jacobi, JacobiConfig, JacobiProposer
-from decodekit.tree import TokenTree
-from decodekit.verify import ExactMatchVerifier
 from tests.fakes import ToyAdapter, decode_one
 
 WIDE = Budget(nodes=100, depth=100, tokens=100)

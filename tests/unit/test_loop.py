@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from decodekit.engine.detokenizer import IncrementalText
+from decodekit.engine.exact_match import ExactMatchVerifier
+from decodekit.engine.loop import StepRecord
+from decodekit.engine.runner import LocalRunner
+from decodekit.engine.sampling import make_sampler
+from decodekit.engine.stopping import StopRules
 from decodekit.errors import GenerationError, TreeError
 from decodekit.interfaces import Budget, Proposal, Proposer, StepOutcome
-from decodekit.loop import StepRecord
-from decodekit.params import SamplingParams
-from decodekit.runner import LocalRunner
-from decodekit.sampling import make_sampler
-from decodekit.stopping import StopRules
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import ROOT, TokenTree
 from decodekit.strategies.autoregressive import Autoregressive
-from decodekit.text import IncrementalText
-from decodekit.tree import ROOT, TokenTree
-from decodekit.verify import ExactMatchVerifier
 from tests.fakes import (
     ByteTokenizer,
     OracleProposer,

@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decodekit.margin import margin
-from decodekit.noise import exponentials
-from decodekit.params import SamplingParams
-from decodekit.sampling import GreedySampler, PositionSampler
+from decodekit.cli.verify.margin import margin
+from decodekit.engine.noise import exponentials
+from decodekit.engine.sampling import GreedySampler, PositionSampler
+from decodekit.interfaces.sampling_params import SamplingParams
 
 PLACE = 9
 

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from decodekit.errors import BackendError
-from decodekit.mask import TreeMask, bool_to_additive, pad_masks
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.mask import TreeMask, bool_to_additive, pad_masks
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 
 # Two committed rows, the anchor, and below it a fork whose left branch goes on:
 #   anchor -> 0 -> 2

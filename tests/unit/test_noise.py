@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodekit import noise
-from decodekit.noise import DRAFT, TARGET, TEST, PositionNoise, exponentials, uniform
+from decodekit.engine import noise
+from decodekit.engine.noise import DRAFT, TARGET, TEST, PositionNoise, exponentials, uniform
 
 CHI2_1E6 = {15: 56.49, 63: 131.37}  # by degrees of freedom
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from decodekit import Decoder
-from decodekit.observers import Observer, Observers, StepEvent
-from decodekit.plugins import installed
+from decodekit.config.plugins.installed import installed
+from decodekit.engine.observers import Observer, Observers
+from decodekit.interfaces.events import StepEvent
 from tests.fakes import Given, OracleProposer, ToyAdapter, plain_decode
 
 PROMPT = [1, 2, 3]
@@ -100,7 +101,7 @@ def test_an_observer_that_exits_loses_no_text_either(
 
 
 def test_nothing_is_made_for_nobody(observe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decodekit.loop.StepEvent", None)  # calling it would fail
+    monkeypatch.setattr("decodekit.engine.loop.StepEvent", None)  # calling it would fail
     assert not Observers()
     observe()
     assert len(oracle(ToyAdapter()).generate(PROMPT, max_new_tokens=9).tokens) == 9

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from decodekit import Decoder
+from decodekit.adapters.execution import onednn as packed_operator
+from decodekit.adapters.execution import packed
+from decodekit.adapters.execution.packed import PackedLinear, can_pack, pack_linears
+from decodekit.backends.call_sizes import FEW, MORE
 from decodekit.errors import ConfigError
-from decodekit.execution import packed, packed_operator
-from decodekit.execution.batch_invariance import FEW, MORE
-from decodekit.execution.packed import PackedLinear, can_pack, pack_linears
 from tests.tiny import greedy_loop, own_model, random_prompt, tiny_model
 
 needs_packing = pytest.mark.skipif(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from decodekit.pinning import one_cpu_per_core, pinning, restart_pinned
+from decodekit.cli.pinning import one_cpu_per_core, pinning, restart_pinned
 
 
 def test_one_thread_for_each_cpu() -> None:

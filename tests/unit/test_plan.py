@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from decodekit.errors import GenerationError
-from decodekit.mask import TreeMask
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 
 BUSH = TokenTree((7, 8, 9), (ROOT, ROOT, 0))
 

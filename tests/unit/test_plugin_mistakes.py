@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import pytest
 
-from decodekit import factory
-from decodekit.cli import main
-from decodekit.compose import compose_config, compose_mapping, to_yaml
+from decodekit.cli.main import main
+from decodekit.config.compose import compose_config, compose_mapping, to_yaml
+from decodekit.config.plugins.installed import installed, registry
+from decodekit.decoder import build as factory
 from decodekit.errors import ConfigError, PluginError
 from decodekit.hookspecs import hookimpl
 from decodekit.interfaces import Proposal
-from decodekit.plugins import installed, registry
-from decodekit.registry import Component
+from decodekit.interfaces.component import Component
 from tests.entries import Entry, plugin
 
 
@@ -136,7 +136,7 @@ def test_damaged_entry_points_are_one_line(
         raise TypeError("Pair.__new__() missing 1 argument")
 
     install()
-    monkeypatch.setattr("decodekit.plugins.entry_points", damaged)
+    monkeypatch.setattr("decodekit.config.plugins.installed.entry_points", damaged)
     assert "look for a damaged entry_points.txt" in refusal(capsys)
 
 

@@ -14,24 +14,26 @@ from typing import Any
 import pluggy
 import pytest
 
-from decodekit import Decoder, builtins, factory, hookspecs
-from decodekit.cli import main
-from decodekit.compose import compose_config, compose_mapping, group_options
-from decodekit.config import ModelConfig
-from decodekit.errors import ConfigError, PluginError
-from decodekit.hookspecs import API_VERSION, hookimpl
-from decodekit.interfaces import AttentionBackend, NGramPool, Strategy, Verifier
-from decodekit.params import SamplingParams
-from decodekit.plugins import (
+from decodekit import Decoder, hookspecs
+from decodekit.cli.main import main
+from decodekit.config.compose import compose_config, compose_mapping, group_options
+from decodekit.config.plugins import builtin as builtins
+from decodekit.config.plugins.installed import (
     build_registry,
     installed,
     new_observers,
     registry,
     settings_files,
 )
-from decodekit.pool import RecentNGramPool
-from decodekit.registry import KINDS, Component, Registry
+from decodekit.config.plugins.registry import KINDS, Registry
+from decodekit.decoder import build as factory
+from decodekit.errors import ConfigError, PluginError
+from decodekit.hookspecs import API_VERSION, hookimpl
+from decodekit.interfaces import AttentionBackend, NGramPool, Strategy, Verifier
+from decodekit.interfaces.component import Component, ModelConfig
+from decodekit.interfaces.sampling_params import SamplingParams
 from decodekit.strategies.jacobi import JacobiConfig
+from decodekit.strategies.lookahead.pool import RecentNGramPool
 from decodekit.testing import ToyAdapter
 from tests.entries import Entry, plugin
 
@@ -202,7 +204,7 @@ def test_an_installed_plugin_is_found(install: Any) -> None:
         (plugin("decodekit_register_pools", [5]), "it must return Components"),
         (plugin("decodekit_config_package", 5), "it must return the name of a package"),
         (plugin("decodekit_config_package", "decodekit_nowhere"), "cannot be read: No module"),
-        (plugin("decodekit_config_package", "decodekit.strategies"), "has no file GROUP/NAME.yaml"),
+        (plugin("decodekit_config_package", "decodekit.testing"), "has no file GROUP/NAME.yaml"),
     ],
     ids=["import", "exit", "wordless", "misspelt", "type", "package", "no package", "no files"],
 )

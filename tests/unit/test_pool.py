@@ -6,7 +6,7 @@ import pytest
 
 from decodekit.errors import ConfigError
 from decodekit.interfaces import NGramPool
-from decodekit.pool import RecentNGramPool, RecentPoolConfig
+from decodekit.strategies.lookahead.pool import RecentNGramPool, RecentPoolConfig
 
 
 def test_the_newest_continuation_comes_first() -> None:

@@ -21,11 +21,9 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from decodekit.errors import ConfigError
-from decodekit.processors import (
+from decodekit.engine.processors import (
     BadWords,
     LogitBias,
-    LogitsProcessor,
     MinNewTokens,
     NoRepeatNGram,
     OccurrencePenalty,
@@ -33,6 +31,8 @@ from decodekit.processors import (
     SuppressTokens,
     processors_of,
 )
+from decodekit.errors import ConfigError
+from decodekit.interfaces.logits import LogitsProcessor
 
 V = 5  # small, so that tokens and n-grams come again
 INF = math.inf

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from decodekit.cli.profile.chart import draw
+from decodekit.cli.profile.measure import StepTimer, tree_of
+from decodekit.cli.profile.record import FORMAT, point_record
+from decodekit.cli.profile.report import render
 from decodekit.errors import ConfigError
-from decodekit.plan import StepPlan
-from decodekit.profile.chart import draw
-from decodekit.profile.measure import StepTimer, tree_of
-from decodekit.profile.record import FORMAT, point_record
-from decodekit.profile.report import render
+from decodekit.interfaces.plan import StepPlan
 from tests.fakes import ToyAdapter
 
 

@@ -7,11 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from decodekit.adapters.hf import HFAdapter
-from decodekit.factory import build_backend
-from decodekit.plan import StepPlan
-from decodekit.profile.costs import ModelCosts, count_costs
-from decodekit.profile.limits import Rates, measure_rates
-from decodekit.profile.measure import tree_of
+from decodekit.cli.profile.costs import ModelCosts, count_costs
+from decodekit.cli.profile.limits import Rates, measure_rates
+from decodekit.cli.profile.measure import tree_of
+from decodekit.decoder.build import build_backend
+from decodekit.interfaces.plan import StepPlan
 from tests.tiny import own_model, tiny_model
 
 COSTS = ModelCosts(

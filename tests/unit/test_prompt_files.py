@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from decodekit.cli.prompt_files import FilePrompt, read_prompts
 from decodekit.errors import ConfigError
-from decodekit.prompt_files import FilePrompt, read_prompts
 
 
 def write(path: Path, *records: Any) -> str:

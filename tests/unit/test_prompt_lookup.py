@@ -6,9 +6,9 @@ import pytest
 
 from decodekit.errors import ConfigError
 from decodekit.interfaces import Budget, Proposer
-from decodekit.params import SamplingParams
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from decodekit.strategies.prompt_lookup import PromptLookup, PromptLookupConfig
-from decodekit.tree import TokenTree
 
 WIDE = Budget(nodes=100, depth=100, tokens=100)
 

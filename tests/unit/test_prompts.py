@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from decodekit.decoder.prompt import encode_prompt
 from decodekit.errors import GenerationError
-from decodekit.prompts import encode_prompt
 
 V = 300
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from decodekit.config.plugins.registry import KINDS, Registry
 from decodekit.errors import ConfigError, PluginError
-from decodekit.registry import KINDS, Component, Registry
+from decodekit.interfaces.component import Component
 
 
 @dataclass(kw_only=True)

@@ -22,21 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decodekit import Decoder, rejection
+from decodekit import Decoder
+from decodekit.decoder.build import build_strategy
+from decodekit.engine import rejection
+from decodekit.engine.noise import DRAFT, uniform
+from decodekit.engine.rejection import RejectionVerifier, accept_probability, draw, residual
 from decodekit.errors import GenerationError
-from decodekit.factory import build_strategy
-from decodekit.interfaces import (
-    Accepted,
-    Budget,
-    Proposal,
-    StepOutcome,
-    TargetTokens,
-    Verifier,
-)
-from decodekit.noise import DRAFT, uniform
-from decodekit.params import SamplingParams
-from decodekit.rejection import RejectionVerifier, accept_probability, draw, residual
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces import Accepted, Budget, Proposal, StepOutcome, TargetTokens, Verifier
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import ROOT, TokenTree
 from tests.fakes import Acceptance, RandomProposer, ToyAdapter, plain_decode, walked
 
 Path = tuple[int, ...]
@@ -741,7 +735,7 @@ def test_a_seed_is_a_text_and_another_seed_another() -> None:
 
 def test_a_draw_of_zero_never_emits_an_impossible_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the whole loop: the filters leave two tokens, and every number is 0."""
-    monkeypatch.setattr("decodekit.target.uniform", lambda *_, **__: 0.0)
+    monkeypatch.setattr("decodekit.engine.target.uniform", lambda *_, **__: 0.0)
     model = Cached(6)
     for strategy in (build_strategy("lookahead"), Drafted(Cached(6, seed=1), [2, 1])):
         decoder = Decoder(model, strategy=strategy, verifier=RejectionVerifier())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decodekit.result import GenerationStats
+from decodekit.decoder.result import GenerationStats
 
 
 def test_derived_numbers() -> None:

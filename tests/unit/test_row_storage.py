@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from decodekit import Decoder
+from decodekit.adapters.cache_memory import RowStorage
+from decodekit.decoder.build import build_adapter
 from decodekit.errors import GenerationError
-from decodekit.factory import build_adapter
-from decodekit.plan import StepPlan
-from decodekit.row_storage import RowStorage
+from decodekit.interfaces.plan import StepPlan
 from tests.native import native_model, needs_compiler
 from tests.tiny import greedy_loop, random_prompt, tiny_model
 
@@ -137,8 +137,8 @@ def test_logits_are_the_same_when_the_cache_moves(
     texts = [random_prompt(60, seed=1), random_prompt(9, seed=2)]
 
     def logits(first: int) -> list[torch.Tensor]:
-        monkeypatch.setattr("decodekit.row_storage._FIRST", first)
-        monkeypatch.setattr("decodekit.row_storage._STEP", 8)
+        monkeypatch.setattr("decodekit.adapters.cache_memory._FIRST", first)
+        monkeypatch.setattr("decodekit.adapters.cache_memory._STEP", 8)
         built = build_adapter(model, adapter=adapter, backend="eager")
         cache = built.new_cache(batch=2, capacity=100)
         found = []
@@ -157,8 +157,8 @@ def test_logits_are_the_same_when_the_cache_moves(
 
 @needs_compiler
 def test_native_passes_follow_a_cache_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decodekit.row_storage._FIRST", 8)
-    monkeypatch.setattr("decodekit.row_storage._STEP", 4)
+    monkeypatch.setattr("decodekit.adapters.cache_memory._FIRST", 8)
+    monkeypatch.setattr("decodekit.adapters.cache_memory._STEP", 4)
     decoder = Decoder.from_model(native_model(), strategy="lookahead", execution="native")
     prompts = [random_prompt(11, seed=3), random_prompt(4, seed=4)]
     expected = [greedy_loop(native_model(), prompt, 60) for prompt in prompts]
@@ -167,8 +167,8 @@ def test_native_passes_follow_a_cache_that_moves(monkeypatch: pytest.MonkeyPatch
 
 
 def test_long_answers_are_those_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decodekit.row_storage._FIRST", 8)
-    monkeypatch.setattr("decodekit.row_storage._STEP", 4)
+    monkeypatch.setattr("decodekit.adapters.cache_memory._FIRST", 8)
+    monkeypatch.setattr("decodekit.adapters.cache_memory._STEP", 4)
     model = tiny_model("llama")
     prompts = [random_prompt(11, seed=3), random_prompt(4, seed=4)]
     expected = [greedy_loop(model, prompt, 60) for prompt in prompts]

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from decodekit.engine.runner import LocalRunner
 from decodekit.errors import ConfigError
 from decodekit.interfaces import ModelAdapter
-from decodekit.plan import StepPlan
-from decodekit.runner import LocalRunner
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 from tests.fakes import ToyAdapter
 
 BUSH = TokenTree((1, 2, 3, 1), (ROOT, ROOT, 0, 2))

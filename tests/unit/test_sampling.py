@@ -18,14 +18,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from decodekit.engine.filters import warp
+from decodekit.engine.sampling import GreedySampler, PositionSampler, make_sampler
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.filters import warp
-from decodekit.params import SamplingParams
-from decodekit.sampling import (
-    GreedySampler,
-    PositionSampler,
-    make_sampler,
-)
+from decodekit.interfaces.sampling_params import SamplingParams
 
 CHI2_1E6 = {2: 27.63, 4: 33.38, 6: 38.26, 15: 56.49, 63: 131.37}  # by degrees of freedom
 INF = math.inf

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from decodekit import Decoder
+from decodekit.engine.exact_match import ExactMatchVerifier
+from decodekit.engine.shaping import Shaper
 from decodekit.errors import ConfigError, GenerationError
 from decodekit.interfaces import Accepted, Proposal, StepOutcome, TargetTokens
-from decodekit.shaping import Shaper
+from decodekit.interfaces.tree import ROOT, TokenTree
 from decodekit.strategies.autoregressive import Autoregressive
 from decodekit.testing import check_verifier
-from decodekit.tree import ROOT, TokenTree
-from decodekit.verify import ExactMatchVerifier
 from tests.fakes import Given, RandomProposer, ToyAdapter
 
 PROMPT = [3, 1, 4, 1, 5]

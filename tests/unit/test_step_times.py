@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from decodekit.cli.profile import StepTimes
+from decodekit.cli.profile.record import FORMAT, point_record, write_record
+from decodekit.cli.profile.step_times import StepTime
 from decodekit.errors import ConfigError
-from decodekit.profile import StepTimes
-from decodekit.profile.record import FORMAT, point_record, write_record
-from decodekit.profile.step_times import StepTime
 
 
 def record(points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from decodekit.engine.detokenizer import IncrementalText
+from decodekit.engine.stopping import StopRules
 from decodekit.errors import ConfigError
-from decodekit.stopping import StopRules
-from decodekit.text import IncrementalText
 from tests.fakes import ByteTokenizer, cut
 
 LETTERS = ByteTokenizer([bytes([byte]) for byte in b"abcdefghij"], special=[9])

@@ -12,8 +12,8 @@ from torch import Tensor
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.hf.cache import HFCache
 from decodekit.backends.sdpa import SDPABackend
-from decodekit.factory import build_adapter
-from decodekit.plan import StepPlan
+from decodekit.decoder.build import build_adapter
+from decodekit.interfaces.plan import StepPlan
 from decodekit.testing import ToyAdapter, check_adapter
 from decodekit.testing.toy import ToyCache
 from tests.tiny import logits_after, tiny_model

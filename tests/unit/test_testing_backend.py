@@ -10,10 +10,10 @@ from torch import Tensor
 
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.sdpa import SDPABackend
+from decodekit.config.plugins.installed import registry
 from decodekit.errors import BackendError
 from decodekit.interfaces import AttentionBackend
-from decodekit.plan import StepPlan
-from decodekit.plugins import registry
+from decodekit.interfaces.plan import StepPlan
 from decodekit.testing import check_backend
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decodekit.pool import RecentNGramPool
+from decodekit.strategies.lookahead.pool import RecentNGramPool
 from decodekit.testing import check_pool
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from decodekit.factory import build_adapter, build_strategy
+from decodekit.config.plugins.installed import registry
+from decodekit.decoder.build import build_adapter, build_strategy
 from decodekit.interfaces import Budget, Proposal, StepOutcome
-from decodekit.params import SamplingParams
-from decodekit.plugins import registry
+from decodekit.interfaces.sampling_params import SamplingParams
+from decodekit.interfaces.tree import TokenTree
 from decodekit.testing import ToyAdapter, check_proposer
-from decodekit.tree import TokenTree
 from tests.tiny import tiny_model
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from decodekit.factory import build_verifier
+from decodekit.config.plugins.installed import registry
+from decodekit.decoder.build import build_verifier
+from decodekit.engine.exact_match import ExactMatchVerifier
+from decodekit.engine.rejection import RejectionVerifier
 from decodekit.interfaces import Accepted, Proposal, TargetTokens
-from decodekit.plugins import registry
-from decodekit.rejection import RejectionVerifier
+from decodekit.interfaces.tree import ROOT
 from decodekit.testing import check_verifier
-from decodekit.tree import ROOT
-from decodekit.verify import ExactMatchVerifier
 
 
 @pytest.mark.parametrize("name", registry().names("verifier"))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from decodekit.engine.detokenizer import IncrementalText, Tokenizer
 from decodekit.errors import ConfigError
-from decodekit.text import IncrementalText, Tokenizer
 from tests.fakes import ByteTokenizer, PieceTokenizer
 
 

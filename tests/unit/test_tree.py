@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from decodekit.errors import GenerationError, TreeError
-from decodekit.tree import EMPTY_TREE, ROOT, TokenTree
+from decodekit.interfaces.tree import EMPTY_TREE, ROOT, TokenTree
 
 #        anchor
 #        /    \

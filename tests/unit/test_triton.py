@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-import decodekit.backends
+import decodekit.backends.triton
 from decodekit import Decoder
-from decodekit.backends import triton as backend_module
 from decodekit.backends.eager import EagerBackend
-from decodekit.backends.triton import TritonBackend, TritonConfig, _splits
-from decodekit.backends.triton_tiles import Tile, TileTuner, tiles
+from decodekit.backends.triton import backend as backend_module
+from decodekit.backends.triton.backend import TritonBackend, TritonConfig, _splits
+from decodekit.backends.triton.tiles import Tile, TileTuner, tiles
 from decodekit.errors import BackendError, ConfigError
-from decodekit.plan import StepPlan
-from decodekit.tree import TokenTree
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import TokenTree
 from tests.attention import HALF_AND_SINGLE, NEEDS_TRITON, assert_close, attend, random_states
 from tests.tiny import tiny_model
 
@@ -30,7 +30,7 @@ MASK = StepPlan(200, (0,), TokenTree((0, 0, 0), (-1, -1, 1))).mask()
 
 
 def test_triton_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "decodekit.backends.triton_kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "decodekit.backends.triton.kernels", raising=False)
     monkeypatch.delattr(decodekit.backends, "triton_kernels", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(BackendError) as caught:

@@ -8,13 +8,7 @@ from threading import Barrier, Thread
 import pytest
 import torch
 
-from decodekit.backends.triton_tiles import (
-    Tile,
-    TileTuner,
-    bucket_of_keys,
-    bucket_of_pairs,
-    tiles,
-)
+from decodekit.backends.triton.tiles import Tile, TileTuner, bucket_of_keys, bucket_of_pairs, tiles
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 TRIED = (Tile(16, 64, 4, 2), Tile(16, 64, 4, 3), Tile(16, 128, 4, 2))

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from decodekit.engine.exact_match import ExactMatchVerifier
+from decodekit.engine.sampling import GreedySampler
+from decodekit.engine.target import StepTarget
 from decodekit.errors import GenerationError
 from decodekit.interfaces import Proposal, Verifier
-from decodekit.plan import StepPlan
-from decodekit.sampling import GreedySampler
-from decodekit.target import StepTarget
-from decodekit.tree import ROOT, TokenTree
-from decodekit.verify import ExactMatchVerifier
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 from tests.fakes import Acceptance, walked
 
 

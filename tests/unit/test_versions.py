@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from decodekit import versions
+from decodekit.decoder import versions
+from decodekit.decoder.versions import OPTIONAL, REQUIRED, check_optional, check_versions
 from decodekit.errors import DependencyError
-from decodekit.versions import OPTIONAL, REQUIRED, check_optional, check_versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +93,7 @@ def run_beside(
 
 
 def test_the_command_line_refuses_before_it_imports_anything(tmp_path: Path) -> None:
-    main = "from decodekit.cli import main; code = main(); "
+    main = "from decodekit.cli.main import main; code = main(); "
     main += "print(sorted({'torch', 'transformers', 'hydra'} & set(sys.modules))); sys.exit(code)"
     done = run_beside(tmp_path, "5.10.0", main, "prompt=Hello")
     assert done.returncode == 1

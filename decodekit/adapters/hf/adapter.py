@@ -26,19 +26,21 @@ from decodekit.adapters.hf.support import (
     check_windows,
     refuse,
 )
-from decodekit.errors import DecodekitError, GenerationError, ModelSupportError, shortened
-from decodekit.interfaces import AttentionBackend, KVCache
-from decodekit.mask import TreeMask, bool_to_additive, pad_masks
-from decodekit.model_facts import (
+from decodekit.adapters.model_facts import (
     check_positions,
     eos_token_ids_of,
     input_device_of,
     max_positions_of,
 )
-from decodekit.model_lock import lock_of
-from decodekit.plain_forward import takes
-from decodekit.plan import StepPlan, check_prefixes, padded_rows
-from decodekit.snapshot import Snapshot
+from decodekit.adapters.model_lock import lock_of
+from decodekit.adapters.plain_forward import takes
+from decodekit.adapters.rows import check_prefixes, padded_rows
+from decodekit.adapters.snapshot import Snapshot
+from decodekit.errors import DecodekitError, GenerationError, ModelSupportError, shortened
+from decodekit.interfaces.adapter import KVCache
+from decodekit.interfaces.backend import AttentionBackend
+from decodekit.interfaces.mask import TreeMask, bool_to_additive, pad_masks
+from decodekit.interfaces.plan import StepPlan
 
 __all__ = ["HFAdapter"]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decodekit.adapters.hf.cache import HFCache
+from decodekit.adapters.plain_forward import declares, logits_of, takes
 from decodekit.errors import ModelSupportError
-from decodekit.plain_forward import declares, logits_of, takes
 
 __all__ = ["ForwardArguments"]
 

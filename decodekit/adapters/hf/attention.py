@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from decodekit.adapters.model_lock import lock_of
 from decodekit.errors import BackendError
-from decodekit.interfaces import AttentionBackend
-from decodekit.mask import TreeMask
-from decodekit.model_lock import lock_of
+from decodekit.interfaces.backend import AttentionBackend
+from decodekit.interfaces.mask import TreeMask
 
 __all__ = [
     "NAME",

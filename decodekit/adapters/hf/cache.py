@@ -1,7 +1,7 @@
 """A key-value cache for ``transformers`` models over memory that is taken in large pieces.
 
 ``transformers``' own dynamic cache concatenates every layer at every step and can only be cropped;
-see ``decodekit.row_storage`` for what is done here.
+see ``decodekit.adapters.cache_memory`` for what is done here.
 
 Shapes: L layers, B batch, K kv heads, C rows in memory, D head dim, R rows.
 """
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from decodekit.adapters.cache_memory import RowStorage
 from decodekit.errors import GenerationError
-from decodekit.row_storage import RowStorage
 
 __all__ = ["HFCache"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decodekit.adapters.hf.attention import NoStepError
-from decodekit.model_lock import lock_of
+from decodekit.adapters.model_lock import lock_of
 
 __all__ = ["LongRope"]
 

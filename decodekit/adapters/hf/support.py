@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from decodekit.adapters.agreement import agrees
 from decodekit.adapters.hf.longrope import LongRope
-from decodekit.agreement import agrees
+from decodekit.adapters.model_code import foreign_attention
+from decodekit.adapters.model_facts import input_device_of, is_in_training
+from decodekit.adapters.plain_forward import declares
 from decodekit.errors import DecodekitError, ModelSupportError, shortened
-from decodekit.interfaces import ModelAdapter
-from decodekit.model_code import foreign_attention
-from decodekit.model_facts import input_device_of, is_in_training
-from decodekit.plain_forward import declares
+from decodekit.interfaces.adapter import ModelAdapter
 
 __all__ = ["NO_INTERFACE", "check_agreement", "check_support", "check_windows", "refuse"]
 

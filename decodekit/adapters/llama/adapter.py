@@ -10,21 +10,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from decodekit.adapters.execution.compiled import CompiledRows
+from decodekit.adapters.execution.fused import layers_lock
+from decodekit.adapters.execution.graphs import Capture, check_graphs, cuda_capture
+from decodekit.adapters.execution.native.library import NativeLibrary, native_library
 from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.forward import LeanForward, cache_shape
 from decodekit.adapters.llama.layer import between_attentions
-from decodekit.adapters.llama.native import NativeForward, native_obstacle
-from decodekit.adapters.llama.static import run_recorded
+from decodekit.adapters.llama.native_pass import NativeForward, native_obstacle
+from decodekit.adapters.llama.recorded_pass import run_recorded
 from decodekit.adapters.llama.support import check_agreement, check_support
+from decodekit.adapters.model_facts import check_positions, eos_token_ids_of, max_positions_of
+from decodekit.adapters.rows import check_prefixes, padded_rows
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.execution.compiled import CompiledRows
-from decodekit.execution.fused import layers_lock
-from decodekit.execution.graphs import Capture, check_graphs, cuda_capture
-from decodekit.execution.native.library import NativeLibrary, native_library
-from decodekit.interfaces import AttentionBackend, Compilation, KVCache
-from decodekit.mask import TreeMask
-from decodekit.model_facts import check_positions, eos_token_ids_of, max_positions_of
-from decodekit.plan import StepPlan, check_prefixes, padded_rows
+from decodekit.interfaces.adapter import Compilation, KVCache
+from decodekit.interfaces.backend import AttentionBackend
+from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.plan import StepPlan
 
 __all__ = ["LlamaAdapter"]
 
@@ -176,6 +178,10 @@ class LlamaAdapter:
                 ]
         with nullcontext() if self._compiled is None else self._compiled.counted():
             return self._run(lean, plans, masks, cache)
+
+    def largest(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return where rows are largest, found by the native library; see ``HasArgmax.largest``."""
+        return None if self._library is None else self._library.largest(rows)
 
     def native_obstacle(self) -> str | None:
         """Return why ``execution=native`` cannot work with this model and backend; None if it can.

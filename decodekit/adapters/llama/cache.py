@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decodekit.adapters.cache_memory import RowStorage
+from decodekit.adapters.execution.graphs import Recordings
 from decodekit.errors import GenerationError
-from decodekit.execution.graphs import Recordings
-from decodekit.row_storage import RowStorage
 
 __all__ = ["LlamaCache"]
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 from transformers import MistralConfig, PreTrainedModel
 
+from decodekit.adapters.execution.compiled import CompiledRows
+from decodekit.adapters.execution.onednn import call_sizes
 from decodekit.adapters.llama.cache import LlamaCache
 from decodekit.adapters.llama.layer import (
     between_attentions,
@@ -26,10 +28,8 @@ from decodekit.adapters.llama.layer import (
 )
 from decodekit.adapters.llama.rope import RotaryTable
 from decodekit.adapters.llama.weights import LayerWeights, layer_weights, project, projection
-from decodekit.execution.compiled import CompiledRows
-from decodekit.execution.packed_operator import call_sizes
-from decodekit.interfaces import AttentionBackend
-from decodekit.snapshot import Snapshot
+from decodekit.adapters.snapshot import Snapshot
+from decodekit.interfaces.backend import AttentionBackend
 
 __all__ = ["Attend", "LeanForward", "cache_shape"]
 

@@ -19,12 +19,17 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from decodekit.agreement import agrees
+from decodekit.adapters.agreement import agrees
+from decodekit.adapters.execution.packed import PackedLinear, PackedRows
+from decodekit.adapters.model_code import (
+    files_of,
+    foreign_attention,
+    foreign_function,
+    foreign_part,
+)
+from decodekit.adapters.model_facts import is_in_training
 from decodekit.errors import ModelSupportError
-from decodekit.execution.packed import PackedLinear, PackedRows
-from decodekit.interfaces import ModelAdapter
-from decodekit.model_code import files_of, foreign_attention, foreign_function, foreign_part
-from decodekit.model_facts import is_in_training
+from decodekit.interfaces.adapter import ModelAdapter
 
 __all__ = ["check_agreement", "check_support", "obstacle"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from decodekit.execution.fused import fuse_linears, have_biases_alike
-from decodekit.execution.packed import PackedLinear, PackedRows
-from decodekit.execution.packed_operator import packed_linear
+from decodekit.adapters.execution.fused import fuse_linears, have_biases_alike
+from decodekit.adapters.execution.onednn import packed_linear
+from decodekit.adapters.execution.packed import PackedLinear, PackedRows
 
 __all__ = ["LayerWeights", "Projection", "layer_weights", "project", "projection"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from decodekit import Decoder
-from decodekit.cli import main
+from decodekit.cli.main import main
 from decodekit.testing import check_adapter, check_backend, check_proposer
 
 

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.llama import LlamaAdapter
 from decodekit.backends.eager import EagerBackend
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
 from decodekit.testing.laws import random_tree
 from tests.tiny import (
     LLAMA_FAMILY,

@@ -23,10 +23,10 @@ from decodekit.backends.eager import EagerBackend
 from decodekit.backends.flash import FlashBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import BackendError, GenerationError, ModelSupportError
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 from decodekit.testing.adapter_unseen import check_unseen_tokens
 from decodekit.testing.subject import Subject
-from decodekit.tree import ROOT, TokenTree
 from tests.tiny import WINDOW, logits_after, own_model, random_prompt, tiny_model
 from tests.zoo import ZOO
 

@@ -16,8 +16,8 @@ from decodekit.adapters.llama.rope import RotaryTable
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import GenerationError
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 from tests.tiny import (
     LLAMA_FAMILY,
     WINDOW,

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from decodekit import Decoder
+from decodekit.adapters.execution.packed import can_pack
 from decodekit.adapters.llama import LlamaAdapter
+from decodekit.adapters.snapshot import Snapshot
 from decodekit.backends.sdpa import SDPABackend
+from decodekit.decoder.build import prepare_execution
 from decodekit.errors import GenerationError, ModelSupportError
-from decodekit.execution.packed import can_pack
-from decodekit.factory import prepare_execution
-from decodekit.plan import StepPlan
-from decodekit.snapshot import Snapshot
+from decodekit.interfaces.plan import StepPlan
 from tests.tiny import greedy_loop, logits_after, own_model, random_prompt
 
 PROMPT = tuple(random_prompt(9))

@@ -13,12 +13,12 @@ from torch.nn.modules.module import (
 )
 
 from decodekit import Decoder
+from decodekit.adapters.execution.packed import PackedLinear
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.llama import LlamaAdapter, obstacle
 from decodekit.backends.eager import EagerBackend
+from decodekit.decoder.build import build_adapter, prepare_execution
 from decodekit.errors import ConfigError, ModelSupportError
-from decodekit.execution.packed import PackedLinear
-from decodekit.factory import build_adapter, prepare_execution
 from tests.tiny import (
     LLAMA_FAMILY,
     own_model,

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from decodekit import Decoder
+from decodekit.adapters.execution.fused import fused_linear
+from decodekit.adapters.execution.packed import PackedRows, can_pack
 from decodekit.adapters.hf import HFAdapter
 from decodekit.adapters.llama import LlamaAdapter
 from decodekit.adapters.llama import adapter as adapter_module
 from decodekit.adapters.llama.forward import LeanForward
 from decodekit.backends.sdpa import SDPABackend
-from decodekit.execution.fused import fused_linear
-from decodekit.execution.packed import PackedRows, can_pack
-from decodekit.factory import _Parts, build_strategy, prepare_execution
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT, TokenTree
+from decodekit.decoder.build import _Parts, build_strategy, prepare_execution
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 from tests.tiny import (
     LLAMA_FAMILY,
     greedy_loop,

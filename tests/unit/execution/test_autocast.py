@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decodekit import Decoder
-from decodekit.execution.autocast import outside_autocast
-from decodekit.execution.packed import can_pack
+from decodekit.adapters.execution.packed import can_pack
+from decodekit.engine.autocast import outside_autocast
 from tests.native import native_model, needs_compiler
 from tests.tiny import random_prompt
 

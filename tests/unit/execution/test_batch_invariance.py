@@ -13,15 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decodekit.execution.batch_invariance import (
-    FEW,
-    MORE,
-    CallSizes,
-    find_sizes,
-    in_calls,
-    probe_weights,
-)
-from decodekit.execution.packed import can_pack
+from decodekit.adapters.execution.packed import can_pack
+from decodekit.backends.call_sizes import FEW, MORE, CallSizes, find_sizes, in_calls, probe_weights
 
 WIDTH, OUT = 96, 40
 

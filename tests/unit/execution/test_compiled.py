@@ -12,18 +12,18 @@ from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decodekit import Decoder
+from decodekit.adapters.execution import compiled
+from decodekit.adapters.execution.compiled import ROWS, CompiledRows
+from decodekit.adapters.execution.onednn import packed_linear
+from decodekit.adapters.execution.packed import PackedLinear, can_pack
 from decodekit.adapters.llama import LlamaAdapter
 from decodekit.adapters.llama.layer import between_attentions
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.sdpa import SDPABackend
+from decodekit.decoder.build import build_strategy, prepare_execution
 from decodekit.errors import ConfigError
-from decodekit.execution import compiled
-from decodekit.execution.compiled import ROWS, CompiledRows
-from decodekit.execution.packed import PackedLinear, can_pack
-from decodekit.execution.packed_operator import packed_linear
-from decodekit.factory import build_strategy, prepare_execution
 from decodekit.interfaces import Compilation
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
 from tests.executions import REQUESTS, STRATEGIES
 from tests.tiny import own_model, random_prompt
 

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from decodekit import Decoder
+from decodekit.adapters.execution import graphs
+from decodekit.adapters.execution.graphs import Recordings, check_graphs, rounded_keys
+from decodekit.adapters.execution.sizes import rounded_rows
 from decodekit.adapters.llama import LlamaAdapter
-from decodekit.adapters.llama.static import StaticPass
+from decodekit.adapters.llama.recorded_pass import StaticPass
 from decodekit.backends.eager import EagerBackend
 from decodekit.backends.sdpa import SDPABackend
+from decodekit.decoder.build import build_strategy, prepare_execution
 from decodekit.errors import ConfigError
-from decodekit.execution import graphs
-from decodekit.execution.graphs import Recordings, check_graphs, rounded_keys
-from decodekit.execution.sizes import rounded_rows
-from decodekit.factory import build_strategy, prepare_execution
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 from tests.executions import REQUESTS, STRATEGIES, Calls
 from tests.tiny import LLAMA_FAMILY, WINDOW, own_model, random_prompt, tiny_model
 

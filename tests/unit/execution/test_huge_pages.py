@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from decodekit.execution import huge_pages, packed
-from decodekit.execution.huge_pages import ask_for_huge_pages, use_huge_pages
-from decodekit.execution.packed import can_pack, pack_linears
+from decodekit.adapters.execution import huge_pages, packed
+from decodekit.adapters.execution.huge_pages import ask_for_huge_pages, use_huge_pages
+from decodekit.adapters.execution.packed import can_pack, pack_linears
 
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux")

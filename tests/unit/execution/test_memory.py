@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from decodekit.adapters.execution.packed import PackedLinear, can_pack, pack_linears
+from decodekit.adapters.execution.release import release_mapped, trim_heap
 from decodekit.adapters.llama import LlamaAdapter
 from decodekit.backends.sdpa import SDPABackend
-from decodekit.execution.packed import PackedLinear, can_pack, pack_linears
-from decodekit.execution.release import release_mapped, trim_heap
-from decodekit.plan import StepPlan
-from decodekit.tree import ROOT, TokenTree
+from decodekit.interfaces.plan import StepPlan
+from decodekit.interfaces.tree import ROOT, TokenTree
 
 needs_packing = pytest.mark.skipif(
     not can_pack(torch.float32), reason="this build of torch cannot pack linear layers"

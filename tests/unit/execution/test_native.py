@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from decodekit import Decoder
+from decodekit.adapters.execution.native.library import native_library
+from decodekit.adapters.execution.packed import can_pack
 from decodekit.adapters.llama import LlamaAdapter
+from decodekit.decoder.build import build_adapter, build_strategy, prepare_execution
 from decodekit.errors import ConfigError, GenerationError
-from decodekit.execution.native.library import native_library
-from decodekit.execution.packed import can_pack
-from decodekit.factory import build_adapter, build_strategy, prepare_execution
 from decodekit.interfaces import KVCache
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
 from decodekit.testing import check_adapter
 from decodekit.testing.laws import random_tree
 from tests.executions import REQUESTS, STRATEGIES

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from decodekit import Decoder
+from decodekit.adapters.execution.native import build, library
+from decodekit.adapters.execution.native.build import build_library
+from decodekit.adapters.execution.native.library import NativeLibrary
+from decodekit.adapters.execution.packed import can_pack
 from decodekit.adapters.llama import adapter as adapter_module
 from decodekit.errors import ConfigError
-from decodekit.execution.native import build, library
-from decodekit.execution.native.build import build_library
-from decodekit.execution.native.library import NativeLibrary
-from decodekit.execution.packed import can_pack
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
 from decodekit.testing import check_adapter
 from tests.native import alone_by, native_model, needs_compiler
 from tests.tiny import logits_after, random_prompt

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from decodekit.cache_dir import cache_dir
 from decodekit.errors import CheckpointError
 from decodekit.models.build_cache import MANIFEST, cached_directory, flaw
+from decodekit.models.cache_dir import cache_dir
 
 # Builds slowly in a process of its own; the arguments are the seconds and a file to append to.
 SLOW = """

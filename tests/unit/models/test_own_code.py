@@ -17,9 +17,10 @@ import torch
 
 import decodekit
 from decodekit import Decoder
-from decodekit.config import DecoderConfig, ModelConfig
+from decodekit.config.schema import DecoderConfig
+from decodekit.decoder.build import load
 from decodekit.errors import CheckpointError, ConfigError, ModelSupportError
-from decodekit.factory import load
+from decodekit.interfaces.component import ModelConfig
 from decodekit.models.hub import fetch_repo, wanted_files
 from decodekit.models.loading import load_model
 

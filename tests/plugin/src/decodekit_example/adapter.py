@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decodekit.errors import GenerationError
 from decodekit.interfaces import AttentionBackend, KVCache
-from decodekit.plan import StepPlan
+from decodekit.interfaces.plan import StepPlan
 from decodekit_example.model import END, POSITIONS, VOCABULARY, ByteModel
 
 __all__ = ["ByteAdapter", "ByteCache"]

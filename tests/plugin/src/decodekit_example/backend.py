@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decodekit.errors import BackendError
-from decodekit.mask import TreeMask, bool_to_additive
+from decodekit.interfaces.mask import TreeMask, bool_to_additive
 
 __all__ = ["MergedBackend"]
 

@@ -1,0 +1,1 @@
+"""``backend=triton``: one kernel for any token tree, from its intervals."""

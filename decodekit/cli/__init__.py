@@ -1,0 +1,1 @@
+"""The command line and its jobs; nothing else imports it."""

@@ -1,0 +1,1 @@
+"""From names and settings to dataclasses and components; the only place that imports Hydra."""

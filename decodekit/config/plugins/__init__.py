@@ -1,0 +1,1 @@
+"""What is installed: built-in components and those of plugins, by name."""
