@@ -1,40 +1,23 @@
-"""The interfaces of decodekit: all that a plugin author has to read.
+"""What is guessed: the protocols of a strategy and its proposers, and what they are told.
 
-A decoding step is: a ``Proposer`` guesses a token tree, a ``ModelAdapter`` runs it in one forward
-pass (with an ``AttentionBackend`` under it), a ``Verifier`` walks it, and the proposer observes
-what came of it. Anything with the right methods fits; nothing has to be subclassed.
-
-Shapes: B batch, H query heads, K kv heads, D head dim, R rows, P prefix, S = P + R, T nodes,
-V vocabulary.
+Shapes: T nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from decodekit.interfaces.mask import TreeMask
+from decodekit.interfaces.adapter import ModelAdapter
 from decodekit.interfaces.plan import StepPlan
 from decodekit.interfaces.sampling_params import SamplingParams
 from decodekit.interfaces.tree import EMPTY_TREE, TokenTree
 
 __all__ = [
-    "Accepted",
-    "AttentionBackend",
     "Budget",
-    "Compilation",
-    "HasArgmax",
-    "HasExecution",
-    "HasHorizon",
-    "HasPositionLimit",
-    "HasRepeat",
-    "KVCache",
-    "MaskBuilder",
-    "ModelAdapter",
     "NGramPool",
     "NeedsTarget",
     "Parts",
@@ -43,7 +26,6 @@ __all__ = [
     "StepOutcome",
     "Strategy",
     "TargetTokens",
-    "Verifier",
 ]
 
 
@@ -126,19 +108,6 @@ class TargetTokens(Protocol):
         ...
 
 
-class Accepted(NamedTuple):
-    """One token that the model agrees with.
-
-    Attributes:
-        token: Its id.
-        node: The node that carries it, or any other one that stands for the same path; None for the
-            bonus, the model's own token after the last accepted node.
-    """
-
-    token: int
-    node: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What a proposer learns from a step that has been run and committed.
@@ -217,91 +186,6 @@ class NeedsTarget(Protocol):
 
 
 @runtime_checkable
-class HasHorizon(Protocol):
-    """A model adapter for which guesses must not reach beyond some positions for a while."""
-
-    def horizon(self, length: int) -> int | None:
-        """Return the number of positions that a pass over ``length`` committed tokens may use.
-
-        None if it is ``max_positions``.
-        """
-        ...
-
-
-@runtime_checkable
-class HasPositionLimit(Protocol):
-    """A model adapter that can be told how long a text may be."""
-
-    def limit_positions(self, count: int) -> None:
-        """Let ``max_positions`` be ``count`` from now on, whatever the configuration says.
-
-        Raises:
-            ConfigError: The model cannot run so many.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """What compiling has cost.
-
-    Attributes:
-        count: How often something was compiled.
-        seconds: How long the passes took that waited for it.
-    """
-
-    count: int
-    seconds: float
-
-
-@runtime_checkable
-class HasExecution(Protocol):
-    """A model adapter that can launch its passes in several ways."""
-
-    @property
-    def compilation(self) -> Compilation | None:
-        """What compiling has cost so far; None where nothing is compiled."""
-        ...
-
-    def native_obstacle(self) -> str | None:
-        """Return why ``native`` cannot work here, in one clause; None if it can."""
-        ...
-
-    def use_execution(self, mode: str) -> None:
-        """Launch passes in another way from now on; caches made before must not be used again.
-
-        Args:
-            mode: ``eager``, ``native``, ``compiled`` or ``graphs``.
-
-        Raises:
-            ConfigError: That way cannot work here.
-        """
-        ...
-
-
-@runtime_checkable
-class Verifier(Protocol):
-    """Decides which part of a proposal the model would have said itself.
-
-    Two attributes say what it does not promise; where one is missing it is True:
-
-    * ``same_tokens = False``: under sampling it gives the model's distribution, but not the same
-      tokens whatever the proposal.
-    * ``in_order = False``: it may ask ``target`` about rows that are not the next of the text, in
-      any order. Logits processors then need ``fork()``, and are copied for every path. In order,
-      a processor is called once for each emitted token, and nobody copies it.
-    """
-
-    def verify(self, proposal: Proposal, target: TargetTokens) -> Iterator[Accepted]:
-        """Yield the accepted tokens, from the anchor's child down, and then the bonus.
-
-        It is asked for one after the other and left where the text ends, so that nothing is asked
-        of ``target`` about what comes after the end.
-        """
-        ...
-
-
-@runtime_checkable
 class NGramPool(Protocol):
     """A bounded memory of which runs of tokens followed which token."""
 
@@ -330,171 +214,5 @@ class Parts(Protocol):
             model: What ``model=...`` takes, or a loaded model.
             backend: The name of an attention backend.
             like: A model whose dtype and device it gets, as far as they are known.
-        """
-        ...
-
-
-@runtime_checkable
-class MaskBuilder(Protocol):
-    """Turns mask descriptions into what a kernel takes, once per step."""
-
-    def lower(
-        self,
-        masks: Sequence[TreeMask],
-        *,
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Any:
-        """Return the kernel's form of the masks of B sequences.
-
-        Args:
-            masks: One mask per sequence.
-            window: The sliding window of the layers it is for; None for full attention.
-            dtype: The dtype of queries and keys.
-            device: Their device.
-        """
-        ...
-
-
-@runtime_checkable
-class AttentionBackend(MaskBuilder, Protocol):
-    """One attention kernel: lowers the masks of a step once, attends once per layer.
-
-    One that is compiled for each number of keys anew has a method ``key_rows(rows: int) -> int``
-    that rounds S up to one of few, and does not fall with it. An adapter may then hand over keys
-    and values of that length, of which the last rows mean nothing but are finite; one that does
-    not costs the backend a copy.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name that it is registered under."""
-        ...
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        lowered: Any,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Return the attention output [B, R, H, D].
-
-        Args:
-            query: [B, H, R, D].
-            key: [B, K, S, D], the prefix's rows first; H is a multiple of K.
-            value: [B, K, S, D].
-            lowered: What ``lower`` returned for this step and this layer's window.
-            scale: Factor on the scores.
-            softcap: Scores become ``softcap * tanh(scores / softcap)`` before the mask.
-            sinks: [H], one further score per head that takes part in the softmax and adds nothing.
-
-        Raises:
-            BackendError: The backend does not support ``softcap`` or ``sinks``.
-        """
-        ...
-
-
-class KVCache(Protocol):
-    """The keys and values of the committed tokens of B sequences.
-
-    A forward pass writes its rows behind the committed ones; ``commit`` keeps some of them.
-    """
-
-    @property
-    def capacity(self) -> int:
-        """Rows per sequence that there is room for, scratch rows included."""
-        ...
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Committed rows of each sequence, length B."""
-        ...
-
-    def commit(self, rows: Sequence[Sequence[int]]) -> None:
-        """Keep, for each sequence, these rows of the last forward pass, in this order.
-
-        Row 0 is the first row of the step's plan. Rows that are not named are lost.
-        """
-        ...
-
-    def keep(self, sequences: Sequence[int]) -> None:
-        """Let go of all sequences but these, ascending; they are numbered anew from 0."""
-        ...
-
-    def reset(self) -> None:
-        """Forget every row; all sequences are there again, and the memory stays."""
-        ...
-
-
-@runtime_checkable
-class HasArgmax(Protocol):
-    """An adapter that finds the largest logits faster than torch does."""
-
-    def largest(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the largest number of each row [R, V] and its place, both [R].
-
-        The place is the first of equals; a row with NaN has NaN as its largest. None leaves these
-        rows to torch.
-        """
-        ...
-
-
-@runtime_checkable
-class HasRepeat(Protocol):
-    """A cache that can copy sequences, so that what several begin with is run once."""
-
-    def repeat(self, sequences: Sequence[int]) -> None:
-        """Go on with copies: sequence ``i`` has the committed rows of ``sequences[i]`` of today.
-
-        Args:
-            sequences: At most as many as the cache was made for; ``sequences[i]`` is ``i`` or less.
-        """
-        ...
-
-
-@runtime_checkable
-class ModelAdapter(Protocol):
-    """A causal language model, seen as: token trees in, logits out.
-
-    If it has an attribute ``name``, reports call it so, else by its class; if it has one ``model``,
-    they read its ``dtype`` and ``device``.
-    """
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the number of logits of a row."""
-        ...
-
-    @property
-    def max_positions(self) -> int | None:
-        """Positions that the model has, or None if there is no limit."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end a text, from the model's own configuration."""
-        ...
-
-    def new_cache(self, *, batch: int, capacity: int) -> KVCache:
-        """Return an empty cache for ``batch`` sequences of at most ``capacity`` rows each."""
-        ...
-
-    def forward(self, plans: Sequence[StepPlan], cache: KVCache) -> list[Tensor]:
-        """Run one step of B sequences in one forward pass.
-
-        Args:
-            plans: One plan per sequence; ``plans[b].prefix`` is ``cache.lengths[b]``.
-            cache: A cache that this adapter made. The pass writes its rows behind the committed
-                ones and commits none.
-
-        Returns:
-            Per sequence the logits [1 + T, V] in the model's dtype: entry 0 after the anchor,
-            entry ``node + 1`` after a node.
         """
         ...
