@@ -37,6 +37,7 @@ __all__ = [
     "require_at_least",
     "require_nodes",
     "require_true_or_false",
+    "require_unicode",
     "shortened",
 ]
 
@@ -214,6 +215,20 @@ def require_true_or_false(value: object, *, key: str) -> None:
         raise ConfigError(
             f"{name} must be true or false, not {shortened(value)}", key=key, value=value
         )
+
+
+def require_unicode(text: str, *, key: str) -> None:
+    """Raise unless ``text`` can be written as UTF-8; ``key`` is as in ``require_at_least``.
+
+    Raises:
+        ConfigError: It holds half of a character.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        name = key.rpartition(".")[2]
+        message = f"{name} must be valid Unicode text, not {shortened(text)}"
+        raise ConfigError(message, key=key, value=text) from error
 
 
 def require_ascending(values: Sequence[int], *, key: str) -> None:

@@ -157,6 +157,14 @@ def test_variables_of_the_decoder_hold_where_a_request_does_not_say() -> None:
             "tokenize is no variable of a chat template; leave it out",
         ),
         (
+            {"chat_template_kwargs": {"messages": []}},
+            "messages is no variable of a chat template; leave it out",
+        ),
+        (
+            {"chat_template_kwargs": {"chat_template": 5}},
+            "chat_template_kwargs.chat_template must be the text of a template, or the name of one",
+        ),
+        (
             {"chat_template_kwargs": {"tools": []}},
             "tools is an option of its own; give it outside of chat_template_kwargs",
         ),

@@ -327,6 +327,52 @@ def test_a_model_that_was_changed_between_two_texts(
     assert decoder.generate(PROMPT, max_new_tokens=12).tokens == expected
 
 
+def _mix_rows(module: Any, given: Any) -> Any:
+    """A pre-hook under which a row depends on its place in the pass."""
+    changed = given[0].clone()
+    changed[:, -1] *= -3
+    return (changed, *given[1:])
+
+
+def _mix_what_comes_out(module: Any, given: Any, out: Any) -> Any:
+    return out.flip(1)
+
+
+def _mix_after_a_harmless_hook(model: Any) -> None:
+    """The number of hooks stays what it was when the model was looked at."""
+    model.handle.remove()
+    model.model.layers[1].mlp.register_forward_hook(_mix_what_comes_out)
+
+
+def _not_causal(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+
+
+def _steer(model: Any) -> None:
+    model.model.layers[1].mlp.register_forward_pre_hook(_mix_rows)
+
+
+@pytest.mark.parametrize("change", [_steer, _mix_after_a_harmless_hook, _not_causal])
+@pytest.mark.parametrize("adapter", ["hf", "llama"])
+def test_a_change_that_no_tree_survives_is_refused_though_the_model_once_passed(
+    change: Callable[[Any], None], adapter: str
+) -> None:
+    model = own_model("llama")
+    if adapter == "hf":
+        handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+        object.__setattr__(model, "handle", handle)
+    elif change is _mix_after_a_harmless_hook:
+        pytest.skip("the llama adapter takes no hooks at all")
+    decoder = Decoder.from_model(model, adapter=adapter)
+    decoder.generate(PROMPT, max_new_tokens=3)
+    change(model)
+    with pytest.raises(ModelSupportError):
+        decoder.generate(PROMPT, max_new_tokens=3)
+    with pytest.raises(ModelSupportError):
+        Decoder.from_model(model, adapter=adapter)
+
+
 def test_a_model_that_is_cast_in_the_middle_of_a_text_ends_it_with_an_error() -> None:
     model = own_model()
     adapter = HFAdapter(model, EagerBackend())

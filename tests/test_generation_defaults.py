@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -59,6 +60,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "suppressed tokens": {"suppress_tokens": [PLAIN[0], PLAIN[2], -1, VOCABULARY + 3]},
     "suppressed at the start": {"begin_suppress_tokens": [PLAIN[0]]},
     "forced at the end": {"forced_eos_token_id": 7},
+    "forced at the end, one of them suppressed": {
+        "forced_eos_token_id": [7, 9],
+        "suppress_tokens": [7],
+    },
     "ever likelier to end": {
         "exponential_decay_length_penalty": (3, 1.5),
         "eos_token_id": PLAIN[-1] + 1,
@@ -217,6 +222,35 @@ def test_a_value_out_of_its_range_is_one_line_that_names_the_way_out() -> None:
     assert len(decoder.generate(PROMPT, max_new_tokens=2).tokens) == 2
     with pytest.raises(ConfigError, match=r"generation_config: top_k .*generation_defaults=false"):
         decoder.generate(PROMPT, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("suppress_tokens", 5),
+        ("min_length", "3"),
+        ("bad_words_ids", 3),
+        ("bad_words_ids", [3]),
+        ("forced_eos_token_id", VOCABULARY),
+        ("forced_bos_token_id", [VOCABULARY + 2]),
+    ],
+)
+def test_a_value_of_another_form_is_one_line_that_names_the_way_out(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}=.*model.generation_defaults=false"):
+        Decoder.from_model(model_with(**{name: value})).generate(PROMPT, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("given", [torch.tensor([END]), np.int64(END), torch.tensor(END), [END]])
+def test_an_end_that_is_a_number_of_another_library_ends_the_text(given: Any) -> None:
+    decoder = Decoder.from_model(model_with(eos_token_id=given))
+    assert decoder.generate(PROMPT, max_new_tokens=COUNT).tokens == PLAIN[:6]
+
+
+def test_a_generation_config_without_an_end_has_none_whatever_the_model_s_config_says() -> None:
+    model = model_with(eos_token_id=None)
+    model.config.eos_token_id = END
+    result = Decoder.from_model(model).generate(PROMPT, max_new_tokens=COUNT)
+    assert result.tokens == generated(model, PROMPT) == PLAIN
 
 
 def test_the_setting_is_true_or_false() -> None:

@@ -242,6 +242,8 @@ def test_one_padded_prompt_is_one_prompt() -> None:
     for result in (
         decoder.generate(ids, attention_mask=mask, max_new_tokens=4),
         decoder.generate(ids[0], attention_mask=mask[0], max_new_tokens=4),
+        decoder.generate(ids, attention_mask=mask[0], max_new_tokens=4),
+        *decoder.generate([{"input_ids": ids, "attention_mask": mask}] * 2, max_new_tokens=4),
         decoder.generate([0, 0, *PROMPT], attention_mask=mask[0].tolist(), max_new_tokens=4),
         decoder.generate({"input_ids": PROMPT}, max_new_tokens=4),
         decoder.generate(

@@ -179,8 +179,38 @@ def test_the_command_line_shows_the_prompt_s_log_probabilities(
     assert "prompt_logprobs need format=json" in capsys.readouterr().err
 
 
+def test_a_text_as_long_as_the_context_is_scored() -> None:
+    model = tiny_model()
+    decoder = Decoder.from_model(model, max_positions=12)
+    text = PROMPT[:12]
+    found = decoder.score(text)
+    assert not isinstance(found, list)
+    check(found.logprobs, model, text)
+    answer = decoder.generate(text, max_new_tokens=0, prompt_logprobs=0)
+    assert (answer.tokens, answer.prompt_logprobs) == ([], found.logprobs)
+    with pytest.raises(GenerationError, match="13 tokens and the model's context is 12; shorten"):
+        decoder.score(PROMPT[:13])
+    with pytest.raises(GenerationError, match="leave room for an answer"):
+        decoder.generate(text, max_new_tokens=1)
+
+
+def test_what_a_tokenizer_returns_is_scored_without_its_padding() -> None:
+    decoder = Decoder.from_model(tiny_model())
+    texts = [PROMPT[:5], PROMPT[5:8]]
+    expected = decoder.score(texts)
+    ids = torch.tensor([texts[0], [0, 0, *texts[1]]])
+    mask = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    assert decoder.score({"input_ids": ids, "attention_mask": mask}) == expected
+    assert decoder.score(input_ids=ids, attention_mask=mask) == expected
+    assert decoder.score(torch.tensor(texts[:1])) == decoder.score(texts[0])
+    with pytest.raises(ConfigError, match="score has no option 'max_new_tokens'"):
+        decoder.score(texts, max_new_tokens=3)
+
+
 def test_mistakes_are_named() -> None:
     decoder = Decoder.from_model(tiny_model())
+    with pytest.raises(ConfigError, match="chat must be true or false"):
+        decoder.score(PROMPT, chat="yes")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="prompt_logprobs must be"):
         decoder.generate(PROMPT, prompt_logprobs=-1)
     with pytest.raises(ConfigError, match="logprobs must be"):

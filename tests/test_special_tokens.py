@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from decodekit.engine.detokenizer import IncrementalText
 from decodekit.errors import ConfigError
 from tests.fakes import Given, OracleProposer
 from tests.spelling import TOKENIZERS, ids_of, says, spelled
@@ -65,6 +66,19 @@ def test_a_special_token_may_be_anywhere_in_a_stop_string(
     result, _ = answer(kind, names, runs=runs, stop=["xyz", stop])
     assert result.text == (" yes done\nUser no" if text is None else text)
     assert len(result.tokens) == count
+
+
+@every_tokenizer
+def test_a_space_behind_the_special_token_that_begins_an_answer_counts(kind: str) -> None:
+    tokenizer = spelled(kind)
+    tokens = ids_of(tokenizer, "<|im_end|>", "▁yes")
+    text = IncrementalText(tokenizer, stop=["<|im_end|> y"])
+    assert [text.push(token) for token in tokens] == [False, True]
+    assert text.text == ""
+    shown = IncrementalText(tokenizer, stop=["<|im_end|> n"])
+    for token in tokens:
+        shown.push(token)
+    assert shown.text == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def test_nothing_that_may_become_a_stop_string_is_shown() -> None:

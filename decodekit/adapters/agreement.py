@@ -17,6 +17,7 @@ from torch import Tensor
 
 from decodekit.adapters.model_code import places_of
 from decodekit.adapters.plain_forward import plain_logits
+from decodekit.adapters.snapshot import buffers_of, settings_of, version_of
 from decodekit.interfaces.adapter import HasHorizon, ModelAdapter
 from decodekit.interfaces.plan import StepPlan
 from decodekit.interfaces.tree import ROOT, TokenTree
@@ -67,7 +68,10 @@ def _mark(model: Any) -> tuple[object, ...]:
         [(type(module), type(module).forward, module.training) for module in model.modules()],
         [(weight.data_ptr(), weight.dtype, weight.shape) for weight in model.parameters()],
         ["forward" in vars(module) for module in model.modules()],
-        [len(module._forward_hooks) for module in model.modules()],
+        # Hooks by numbers that torch gives out once; buffers by how often they were written into.
+        [(*module._forward_hooks, -1, *module._forward_pre_hooks) for module in model.modules()],
+        [(buffer.data_ptr(), version_of(buffer)) for buffer in buffers_of(model)],
+        [attributes[name] for attributes, name in settings_of(model)],
         [id(held.get(name)) for held, name in places_of(model)],
         str(model.config),
     )

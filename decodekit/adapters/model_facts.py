@@ -111,12 +111,17 @@ def check_positions(model: Any, count: int) -> None:
 
 
 def eos_token_ids_of(model: Any) -> frozenset[int]:
-    """Return the tokens that end a text: all of the generation config, else the model config's."""
-    for config in (getattr(model, "generation_config", None), model.config):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
+    """Return the tokens that end a text: those of the generation config, as for ``generate``.
+
+    Where a model has no such config, they are those of the model's own.
+    """
+    config = getattr(model, "generation_config", None) or model.config
+    ids = getattr(config, "eos_token_id", None)
+    if hasattr(ids, "tolist"):  # a tensor, or a number of numpy's
+        ids = ids.tolist()
+    if ids is None:
+        return frozenset()
+    return frozenset(map(int, ids if isinstance(ids, (list, tuple, set, frozenset)) else [ids]))
 
 
 def input_device_of(model: Any) -> torch.device:

@@ -13,7 +13,7 @@ from torch.nn.modules import module as module_hooks
 
 from decodekit.adapters.model_code import SWAPPED, places_of
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "buffers_of", "settings_of", "version_of"]
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -57,17 +57,12 @@ class Snapshot:
             for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ]
         self._hooks += [module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks]
+        self._hooked = [hooks for hooks in self._hooks if hooks]
+        # A buffer may be written into: the frequencies of RoPE, of which others keep tables.
+        self._buffers = buffers_of(model)
         self._classes = list({type(module) for module in modules})
         self._attributes = [vars(module) for module in modules]
-        # The scale of an attention, the epsilon of a norm, the window of a layer, ...; what torch's
-        # own layers say of themselves only describes their weights.
-        settings = [
-            (vars(module), name)
-            for module in modules
-            if not type(module).__module__.startswith("torch.")
-            for name, value in vars(module).items()
-            if name not in _OF_EVERY_MODULE and isinstance(value, _PLAIN)
-        ]
+        settings = settings_of(model)
         self._settings = [attributes for attributes, _ in settings]
         self._setting_names = [name for _, name in settings]
         self._values = [attributes[name] for attributes, name in settings]
@@ -97,10 +92,37 @@ class Snapshot:
         return (
             list(map(Tensor.data_ptr, self._tensors)),
             list(map(len, self._hooks)),
+            list(map(tuple, self._hooked)),  # by numbers that torch gives out once
+            list(map(version_of, self._buffers)),
             list(map(attrgetter("forward"), self._classes)),
             list(map(dict.get, self._attributes, repeat("forward"))),
             list(map(dict.get, self._attributes, repeat("training"))),
         )
+
+
+def settings_of(model: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return the plain settings of a model's modules, as attributes of a module and a name in them.
+
+    The scale of an attention, the epsilon of a norm, the window of a layer, ...; what torch's own
+    layers say of themselves only describes their weights.
+    """
+    return [
+        (vars(module), name)
+        for module in model.modules()
+        if not type(module).__module__.startswith("torch.")
+        for name, value in vars(module).items()
+        if name not in _OF_EVERY_MODULE and isinstance(value, _PLAIN)
+    ]
+
+
+def buffers_of(model: Any) -> list[Tensor]:
+    """Return the buffers of a model that count how often they were written into."""
+    return [buffer for buffer in model.buffers() if not buffer.is_inference()]
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written into."""
+    return tensor._version
 
 
 def _at(place: tuple[dict[str, Any], str]) -> Any:

@@ -55,6 +55,8 @@ EXPLAINED = {
     "use_beam_search": _BEAMS,
     "best_of": _BEAMS,
     "penalty_alpha": _BEAMS,
+    "generation_config": "give its options one by one, or set model.generation_config, which is "
+    "honoured",
     "max_time": "end a stream with cancel() when its time is up",
     "stream": "Decoder.stream streams",
     "return_dict_in_generate": _ALWAYS,

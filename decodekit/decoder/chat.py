@@ -15,6 +15,7 @@ _FIELDS = ("add_generation_prompt", "continue_final_message", "tools")
 _OF_THE_RESULT = (
     "conversation",
     "max_length",
+    "messages",
     "padding",
     "return_assistant_tokens_mask",
     "return_dict",
@@ -72,6 +73,8 @@ class ChatOptions:
             if name in _OF_THE_RESULT:
                 message = f"{name} is no variable of a chat template; leave it out"
                 raise ConfigError(message, key=key)
+            if name == "chat_template" and not isinstance((given or {})[name], str):
+                _refuse(key, "the text of a template, or the name of one", (given or {})[name])
 
     def over(self, defaults: Mapping[str, Any]) -> ChatOptions:
         """Return these options, with variables of the template where they do not give them."""
@@ -159,8 +162,12 @@ def apply_template(
         asked["tools"] = list(options.tools)
     try:
         made = tokenizer.apply_chat_template(messages, tokenize=not has_template, **asked)
+        if isinstance(made, str):
+            made.encode()
         # The template writes the special tokens itself.
         return _ids_of(tokenizer(made, add_special_tokens=False) if has_template else made)
+    except UnicodeEncodeError as error:
+        raise GenerationError("the messages are not valid Unicode text") from error
     except Exception as error:
         raise GenerationError(f"the chat template refuses the messages: {error}") from error
 

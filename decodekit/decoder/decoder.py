@@ -460,7 +460,7 @@ class Decoder:
         )
 
     def score(
-        self, text: Any, *, logprobs: int = 0, chat: bool = False
+        self, text: Any = None, *, logprobs: int = 0, chat: bool = False, **tokenized: Any
     ) -> TextScore | list[TextScore]:
         """Return how probable the model holds the tokens of a text; nothing is decoded.
 
@@ -469,9 +469,11 @@ class Decoder:
 
         Args:
             text: Text, token ids or chat messages, or a list of such, which are run together.
+                What a tokenizer returns is taken, too, as ``generate`` takes it.
             logprobs: How many of the most probable tokens are reported with each one.
             chat: Whether text is wrapped in the chat template; here it is taken as it is unless
                 you say otherwise.
+            tokenized: ``input_ids`` and ``attention_mask``.
 
         Returns:
             The scores of the text, or a list of those of each.
@@ -480,10 +482,14 @@ class Decoder:
             GenerationError: A text is empty, has an unknown token, or is too long.
         """
         require_at_least(logprobs, 0, key="logprobs")
+        require_true_or_false(chat, key="chat")
         if isinstance(text, (list, tuple)) and not text:
             return []
+        text = take_prompt(text, tokenized)
+        for name in tokenized:
+            raise ConfigError(f"score has no option {name!r}; it only reads a text", key=name)
         many = is_batch(text)
-        texts = [self.encode(one, chat=chat) for one in (text if many else [text])]
+        texts = [self._encoded(one, chat=chat, room=0) for one in (text if many else [text])]
         with self._runner() as runner, outside_autocast():
             runner.start(batch=len(texts), capacity=max(map(len, texts)))
             scores = score_texts(runner, texts, [logprobs] * len(texts))
@@ -503,13 +509,17 @@ class Decoder:
         Raises:
             GenerationError: The prompt is empty, has an unknown token, or is too long.
         """
-        chat = uses_template(prompt, self.tokenizer, asked=chat, default=self.chat)
+        return self._encoded(prompt, chat=chat, room=1)
+
+    def _encoded(self, prompt: Prompt, *, chat: bool | None, room: int) -> list[int]:
+        """Return the token ids of a prompt that leaves ``room`` positions for an answer."""
         return encode_prompt(
             prompt,
             self.tokenizer,
-            chat=chat,
+            chat=uses_template(prompt, self.tokenizer, asked=chat, default=self.chat),
             vocab_size=self.adapter.vocab_size,
             max_positions=self.adapter.max_positions,
+            room=room,
             template_defaults=self.chat_template_kwargs,
         ).tokens
 

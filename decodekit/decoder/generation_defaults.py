@@ -8,6 +8,7 @@ rule of docs/requests.md. Only what the configuration sets itself counts: ``gene
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -141,14 +142,19 @@ def defaults_of(model: Any, *, vocab_size: int) -> GenerationDefaults:
     sampling = {
         name: value
         for name in _FIELDS
-        if (value := getattr(config, name, None)) not in (None, getattr(plain, name))
+        if (value := _value_of(config, name)) not in (None, getattr(plain, name))
     }
     if "suppress_tokens" in sampling:
         kept = [token for token in sampling["suppress_tokens"] if 0 <= token < vocab_size]
         sampling["suppress_tokens"] = kept
     further = {
-        name: value for name in _FURTHER if not _is_off(name, value := getattr(config, name, None))
+        name: value for name in _FURTHER if not _is_off(name, value := _value_of(config, name))
     }
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        forced = further.get(name)
+        given = forced if isinstance(forced, (list, tuple)) else [forced]
+        if name in further and all(isinstance(one, int) and one >= vocab_size for one in given):
+            raise _unusable(name, forced, f"the model's last token is {vocab_size - 1}")
     if "min_new_tokens" in sampling:
         further.pop("min_length", None)  # as in transformers
     return GenerationDefaults(
@@ -159,6 +165,38 @@ def defaults_of(model: Any, *, vocab_size: int) -> GenerationDefaults:
             for name, is_on in _UNSUPPORTED.items()
             if (value := getattr(config, name, None)) is not None and is_on(value)
         ),
+    )
+
+
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    # The settings that are worked with here, and in what form.
+    "suppress_tokens": lambda value: [operator.index(token) for token in value],
+    "min_length": operator.index,
+    "bad_words_ids": lambda value: [tuple(map(operator.index, run)) for run in value],
+}
+
+
+def _value_of(config: Any, name: str) -> Any:
+    """Return a setting in the form that it is worked with.
+
+    Raises:
+        ConfigError: It has another one.
+    """
+    value = getattr(config, name, None)
+    if value is None or name not in _FORMS:
+        return value
+    try:
+        return _FORMS[name](value)
+    except TypeError as error:
+        raise _unusable(name, value, str(error)) from error
+
+
+def _unusable(name: str, value: Any, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the model's generation_config: {name}={shortened(value)} cannot be used: {reason}; set "
+        "model.generation_defaults=false (generation_defaults=False of from_model)",
+        key="model.generation_defaults",
+        value=value,
     )
 
 

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarTokens", "grammar_tokens", "reason_of"]
 
-# By tokenizer, then by kind and the token that the library takes for the end of the text.
-_tables: WeakKeyDictionary[Any, dict[tuple[str, int], LLTokenizer]] = WeakKeyDictionary()
+# By tokenizer, then by kind, the token that the library takes for the end of the text, and the
+# number of tokens: some may have been added since.
+_tables: WeakKeyDictionary[Any, dict[tuple[str, int, int], LLTokenizer]] = WeakKeyDictionary()
 _tables_lock = Lock()
 
 
@@ -117,7 +118,7 @@ def _table(tokenizer: Any, end: int) -> LLTokenizer:
     if getattr(tokenizer, "is_fast", False):
         try:
             return _kept(
-                tokenizer, ("library", end), lambda: from_tokenizer(tokenizer, eos_token=end)
+                tokenizer, "library", end, lambda: from_tokenizer(tokenizer, eos_token=end)
             )
         except ValueError as error:
             reason = reason_of(str(error))
@@ -134,7 +135,7 @@ def _own_table(tokenizer: Any, end: int) -> LLTokenizer:
         tokens = [*known.pieces, *(text for text in known.starts.values() if text)]
         return LLTokenizer(TokenizerWrapper(_TokenList(tokens, end)), eos_token=end)
 
-    return _kept(tokenizer, ("own", end), make)
+    return _kept(tokenizer, "own", end, make)
 
 
 class _TokenList:
@@ -156,7 +157,8 @@ class _TokenList:
         return []
 
 
-def _kept(tokenizer: Any, key: tuple[str, int], make: Callable[[], LLTokenizer]) -> LLTokenizer:
+def _kept(tokenizer: Any, kind: str, end: int, make: Callable[[], LLTokenizer]) -> LLTokenizer:
+    key = (kind, end, len(token_bytes(tokenizer).pieces))
     with _tables_lock:
         tables = _tables.setdefault(tokenizer, {})
         if key not in tables:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from decodekit.interfaces.logits import LogitsProcessor
 __all__ = [
     "EndBias",
     "ForcedTokens",
+    "ModelProcessors",
     "SequenceBias",
     "SuppressAtLength",
     "banned_ids_of",
@@ -118,13 +119,27 @@ class EndBias:
         return torch.where(scores == float("-inf"), scores, scores + scores.abs() * marked)
 
 
+class ModelProcessors(NamedTuple):
+    """What a model asks for, in the order of ``transformers``.
+
+    Attributes:
+        first: Before those of ``SamplingParams``.
+        forced: Before the ban of ``suppress_tokens``.
+        last: After all of them.
+    """
+
+    first: list[LogitsProcessor]
+    forced: list[LogitsProcessor]
+    last: list[LogitsProcessor]
+
+
 def model_processors_of(
     defaults: GenerationDefaults,
     *,
     prompt_length: int,
     max_new_tokens: int,
     end_ids: Sequence[int],
-) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
+) -> ModelProcessors:
     """Return what a model asks for beside ``SamplingParams``, in the order of ``transformers``.
 
     Args:
@@ -133,27 +148,23 @@ def model_processors_of(
         max_new_tokens: Most new tokens; a token that is forced at the end is the last of these.
         end_ids: The tokens that end a text.
 
-    Returns:
-        The processors before those of ``SamplingParams``, and those after them.
-
     Raises:
         ConfigError: A value is of another form than ``transformers`` takes.
     """
     wanted = defaults.further
     try:
-        before: list[LogitsProcessor] = []
+        found = ModelProcessors([], [], [])
         if "sequence_bias" in wanted:
-            before.append(SequenceBias(_biases(wanted["sequence_bias"])))
-        after: list[LogitsProcessor] = []
+            found.first.append(SequenceBias(_biases(wanted["sequence_bias"])))
         if "forced_bos_token_id" in wanted:
-            after.append(ForcedTokens(_ids(wanted["forced_bos_token_id"]), length=1))
+            found.forced.append(ForcedTokens(_ids(wanted["forced_bos_token_id"]), length=1))
         if "forced_eos_token_id" in wanted:
             last = prompt_length + max_new_tokens - 1
-            after.append(ForcedTokens(_ids(wanted["forced_eos_token_id"]), length=last))
+            found.forced.append(ForcedTokens(_ids(wanted["forced_eos_token_id"]), length=last))
         if "exponential_decay_length_penalty" in wanted:
             start, factor = wanted["exponential_decay_length_penalty"]
             math.log(factor)  # a ValueError unless it is above 0
-            after.append(
+            found.forced.append(
                 EndBias(
                     start=prompt_length + int(start), factor=float(factor), end_ids=tuple(end_ids)
                 )
@@ -162,14 +173,14 @@ def model_processors_of(
             # A token that is forced after a prompt of one token comes first.
             moved = prompt_length == 1 and "forced_bos_token_id" in wanted
             ids = [token for token in _ids(wanted["begin_suppress_tokens"]) if token >= 0]
-            after.append(SuppressAtLength(ids, length=prompt_length + moved))
+            found.last.append(SuppressAtLength(ids, length=prompt_length + moved))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"the model's {defaults} cannot be used: {error}; set model.generation_defaults=false "
             "(generation_defaults=False of from_model)",
             key="model.generation_defaults",
         ) from error
-    return before, after
+    return found
 
 
 def banned_ids_of(defaults: GenerationDefaults, *, end_ids: Sequence[int]) -> list[tuple[int, ...]]:

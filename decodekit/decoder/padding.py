@@ -48,6 +48,8 @@ def without_padding(prompt: Any, attention_mask: Any = None) -> Any:
     Raises:
         GenerationError: The mask has another shape or other numbers, or a hole.
     """
+    if isinstance(prompt, (list, tuple)) and prompt and all(map(_is_tokenized, prompt)):
+        return [without_padding(each) for each in prompt]
     if isinstance(prompt, Mapping):
         unknown = set(prompt) - {"input_ids", _MASK, "token_type_ids"}
         if "input_ids" not in prompt or unknown:
@@ -69,6 +71,8 @@ def without_padding(prompt: Any, attention_mask: Any = None) -> Any:
     ):
         raise GenerationError(f"attention_mask goes with token ids, not with {shortened(prompt)}")
     mask = _plain(attention_mask)
+    if one and mask and isinstance(mask, list) and not isinstance(mask[0], list):
+        mask = [mask]
     rows, masks = (ids, mask) if nested else ([ids], [mask])
     if _shape(rows) != _shape(masks):
         raise GenerationError(
@@ -77,6 +81,10 @@ def without_padding(prompt: Any, attention_mask: Any = None) -> Any:
     pairs = enumerate(zip(rows, masks, strict=True))
     kept = [_kept(row, shown, number=number) for number, (row, shown) in pairs]
     return kept if nested and not one else kept[0]
+
+
+def _is_tokenized(prompt: Any) -> bool:
+    return isinstance(prompt, Mapping) and "input_ids" in prompt
 
 
 def _kept(row: list[int], mask: list[Any], *, number: int) -> list[int]:

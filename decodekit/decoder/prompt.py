@@ -81,6 +81,7 @@ def encode_prompt(
     chat: bool,
     vocab_size: int,
     max_positions: int | None = None,
+    room: int = 1,
     options: ChatOptions = _PLAIN,
     template_defaults: Mapping[str, Any] = _NOTHING,
 ) -> EncodedPrompt:
@@ -92,6 +93,7 @@ def encode_prompt(
         chat: Whether text is wrapped in the chat template as one message of the user.
         vocab_size: V; ids must be below it.
         max_positions: Positions that the model has; None if there is no limit.
+        room: How many of them an answer needs at least: 0 or 1.
         options: How messages are rendered.
         template_defaults: Variables of the chat template that ``options`` may override.
 
@@ -118,10 +120,11 @@ def encode_prompt(
             )
     if not ids:
         raise GenerationError("the prompt is empty; give some text or at least one token id")
-    if max_positions is not None and len(ids) >= max_positions:
+    if max_positions is not None and len(ids) + room > max_positions:
+        why = " to leave room for an answer" if room else ""
         raise GenerationError(
             f"the prompt has {len(ids)} tokens and the model's context is {max_positions}; "
-            "shorten the prompt to leave room for an answer (model.max_positions sets another)"
+            f"shorten the prompt{why} (model.max_positions sets another)"
         )
     return EncodedPrompt(ids, fresh)
 

@@ -25,6 +25,7 @@ from decodekit.errors import (
     nearest,
     require_at_least,
     require_true_or_false,
+    require_unicode,
     shortened,
 )
 from decodekit.interfaces.adapter import ModelAdapter
@@ -126,7 +127,12 @@ def request_of(
     """
     request = prompt if isinstance(prompt, Request) else Request(prompt)
     if isinstance(request.prompt, Mapping):
-        request = replace(request, prompt=without_padding(request.prompt))
+        prompt = without_padding(request.prompt)
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], list):
+            raise GenerationError(
+                f"a Request holds one prompt, not {len(prompt)}; give a list of Requests"
+            )
+        request = replace(request, prompt=prompt)
     known = {field.name for field in fields(Request)} - {"prompt"}
     given = own_names(
         {name: value for name, value in options.items() if value is not None}, known | _SAMPLING
@@ -190,6 +196,7 @@ def prepare(
         chat=chat,
         vocab_size=adapter.vocab_size,
         max_positions=limit,
+        room=min(1, max_new_tokens),
         options=ChatOptions(
             continue_final_message=request.continue_final_message,
             add_generation_prompt=request.add_generation_prompt,
@@ -263,6 +270,8 @@ def _new_text(
     strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, (list, tuple)) or not all(isinstance(s, str) for s in strings):
         raise ConfigError(f"stop must be strings, not {shortened(stop)}", key="stop", value=stop)
+    for string in strings:
+        require_unicode(string, key="stop")
     if tokenizer is not None:
         return IncrementalText(
             tokenizer,

@@ -8,10 +8,10 @@ from typing import Any
 
 from decodekit.decoder.bad_words import ban_words
 from decodekit.decoder.callables import adopt_processors
+from decodekit.decoder.dry_breakers import breaker_tokens
 from decodekit.decoder.generation_defaults import GenerationDefaults
 from decodekit.decoder.grammar import json_schema_constraint, regex_constraint
 from decodekit.decoder.model_processors import banned_ids_of, model_processors_of
-from decodekit.engine.dry import breaker_tokens
 from decodekit.engine.processors import processors_of
 from decodekit.engine.shaping import Shaper
 from decodekit.errors import ConfigError, GenerationError, shortened
@@ -71,12 +71,13 @@ def shaper_of(
         GenerationError: An option is on text, and there is no tokenizer.
     """
     eos = sorted(place.eos)
-    processors, last = model_processors_of(
+    asked = model_processors_of(
         defaults,
         prompt_length=place.prompt_length,
         max_new_tokens=place.max_new_tokens,
         end_ids=eos,
     )
+    processors = [*asked.first]
     words, least = banned_ids_of(defaults, end_ids=eos), defaults.further.get("min_length", 0)
     if least > place.prompt_length:
         params = replace(params, min_new_tokens=least - place.prompt_length)
@@ -94,8 +95,11 @@ def shaper_of(
                 start=place.prompt_length if place.fresh else 0,
             ),
             breakers=_breakers(params, tokenizer),
+            forced=asked.forced,
         )
-    processors += last
+    else:
+        processors += asked.forced
+    processors += asked.last
     processors += adopt_processors(logits_processor, in_order=place.in_order)
     grammar = _constraint(constraint, adapter, tokenizer, eos=place.eos, fresh=place.at_start)
     if not processors and grammar is None:

@@ -88,28 +88,65 @@ class IncrementalText:
         # both and taking the difference keeps spaces right at the seam.
         self._seam = list(context)
         self._new: list[int] = []
+        # Those of the last special token that was marked, and where the text of these ends.
+        self._marked_new: list[int] | None = None
+        self._broken_end = 0
+        self._last_mark: int | None = None
         self._on_hold = 0
+        self._skipped: dict[
+            int, bool
+        ] = {}  # by token, whether it is a special one that is left out
         # The state before each of the last tokens.
         self._before: deque[_State] = deque(maxlen=undo)
 
     def push(self, token: int) -> bool:
         """Add a token; return True if a stop string is now complete, and cut the text before it."""
         self._before.append(_State(len(self.text), len(self._marked.text), self._seam, self._new))
-        if token in self._special:
-            known = len(self._marked.text)
-            self._marked.mark(self._special[token])
-            self._look_for_stops(len(self.text), known)
-            if self.stopped:
-                return True
-        self._new = [*self._new, token]
+        if token in self._special and self._stops_at(token):
+            return True
+        waiting = self._new
+        self._new = [*waiting, token]
         before = self._decode(self._seam)
         after = self._decode(self._seam + self._new)
-        if after.endswith(_BROKEN):
-            self._give_up_on(before, after)
-        elif len(after) > len(before):
-            self._append(after[len(before) :])
+        if len(after) > len(before) and not after.endswith(_BROKEN):
+            self._append(after[len(before) :], marked=self._after_a_mark())
             self._seam, self._new = self._new, []
+        elif self._is_skipped(token):
+            self._new = waiting  # else those in a row would be decoded again with each one
+        elif after.endswith(_BROKEN):
+            self._give_up_on(before, after)
         return self.stopped
+
+    def _stops_at(self, token: int) -> bool:
+        """Take in a special token that a stop string names; return whether the text ends here."""
+        # Bytes that wait for others stand before it, and if the text ends here they stay broken.
+        broken = self._decode(self._seam + self._new)[len(self._decode(self._seam)) :]
+        known = len(self._marked.text)
+        if self._new is self._marked_new:  # they stand before another such token already
+            self._marked.mark(self._special[token])
+        else:
+            self._marked.mark(broken + self._special[token])
+            self._marked_new, self._broken_end = self._new, known + len(broken)
+        self._last_mark = token
+        hit = self._marked_stops.find(self._marked.text, known=known)
+        if hit is not None and not self.stopped:
+            place = self._marked.unmarked(hit[0])
+            if place == len(self.text) and hit[0] >= self._broken_end:
+                self.text += broken
+            else:
+                self.text = self.text[:place]
+            self.text += hit[1] if self._include_stop else ""
+            self.stopped = True
+        return self.stopped
+
+    def _is_skipped(self, token: int) -> bool:
+        """Return whether a token is a special one that the text has not."""
+        known = self._skipped.get(token)
+        if known is None:
+            shown = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+            known = self._skips and bool(shown) and not self._decode([token])
+            self._skipped[token] = known
+        return known
 
     def _give_up_on(self, before: str, after: str) -> None:
         """Take broken text for what it is if it has waited too long, but for its last bytes."""
@@ -166,11 +203,29 @@ class IncrementalText:
         """All that ``take`` has returned."""
         return self.text[: self._shown]
 
-    def _append(self, piece: str) -> None:
-        known, marked = len(self.text), len(self._marked.text)
+    def _after_a_mark(self) -> str | None:
+        """Return the text of the new tokens behind a special one that begins the text.
+
+        A tokenizer that drops the space at the start of a text keeps it there. None where the text
+        with special tokens goes on like the one without.
+        """
+        if self.text or self._seam or self._last_mark is None:
+            return None
+        name = self._special[self._last_mark]
+        text = self._tokenizer.decode(
+            [self._last_mark, *self._new],
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+        return text[len(name) :] if text.startswith(name) else None
+
+    def _append(self, piece: str, *, marked: str | None = None) -> None:
+        known, known_marked = len(self.text), len(self._marked.text)
         self.text += piece
+        if marked is not None and marked.endswith(piece):
+            self._marked.mark(marked[: len(marked) - len(piece)])
         self._marked.text += piece
-        self._look_for_stops(known, marked)
+        self._look_for_stops(known, known_marked)
 
     def _look_for_stops(self, known: int, marked: int) -> None:
         """Cut the text if a stop string is complete; nothing was in the characters known before."""

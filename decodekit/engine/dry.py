@@ -9,16 +9,16 @@ a name, is free, and a long one soon costs more than any logit is worth.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["DryPenalty", "breaker_tokens"]
+__all__ = ["DryPenalty"]
+
+_MANY = 32
+"""Repetitions are followed token by token up to this length, and then all in one go."""
 
 _LARGEST = 1e37
 """No penalty is larger: it has to be a float32 number."""
@@ -82,34 +82,37 @@ class DryPenalty:
             reach += 1
         places = np.arange(len(prefix) - 1)  # where an earlier occurrence ends
         found: dict[int, int] = {}
-        for length in range(1, reach + 1):
-            places = places[places >= length - 1]
-            places = places[prefix[places - length + 1] == ending[length - 1]]
-            if not len(places):
-                break
+        for length in range(min(reach, _MANY)):
+            longer = (places >= length) & (prefix[places - length] == ending[length])
             if length >= self.allowed_length:
-                found.update(dict.fromkeys(prefix[places + 1].tolist(), length))
+                found.update(dict.fromkeys(prefix[places[~longer] + 1].tolist(), length))
+            places = places[longer]
+        if reach <= _MANY:
+            lengths = np.full(len(places), reach)
+        elif len(places):  # many in a text that repeats itself, so not token by token
+            lengths = _common_starts(ending, reach)[len(prefix) - 1 - places]
+        if len(places):
+            order = np.argsort(lengths, kind="stable")  # of each token the longest comes last
+            order = order[lengths[order] >= self.allowed_length]
+            found.update(
+                zip(prefix[places[order] + 1].tolist(), lengths[order].tolist(), strict=True)
+            )
         return {token: length for token, length in found.items() if token not in self.breakers}
 
 
-_texts: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
-"""The text of each token, by tokenizer; making them takes a second for a large vocabulary."""
+def _common_starts(text: np.ndarray, most: int) -> np.ndarray:
+    """Return how many tokens from each place on are those at the start, ``most`` at most.
 
-
-def breaker_tokens(texts: Sequence[str], tokenizer: Any) -> frozenset[int]:
-    """Return the tokens whose text holds one of some texts, or that such a text ends with.
-
-    Args:
-        texts: The sequence breakers.
-        tokenizer: A ``transformers`` tokenizer.
+    The Z-algorithm (Gusfield, 1997): each token is compared once.
     """
-    owned = _texts.get(tokenizer)
-    if owned is None or len(owned) != len(tokenizer):
-        owned = [tokenizer.decode([token]) for token in range(len(tokenizer))]
-        _texts[tokenizer] = owned
-    found: set[int] = set()
-    for text in texts:
-        found.update(token for token, own in enumerate(owned) if text in own)
-        # Of a text that is in no token: the last token of its own, inside a text.
-        found.update(tokenizer(f"a{text}", add_special_tokens=False)["input_ids"][-1:])
-    return frozenset(found)
+    tokens = text.tolist()
+    found = [0] * len(tokens)
+    start = end = 0  # of the stretch that reaches furthest and equals the start
+    for place in range(1, len(tokens)):
+        length = min(found[place - start], end - place) if place < end else 0
+        while place + length < len(tokens) and tokens[length] == tokens[place + length]:
+            length += 1
+        if place + length > end:
+            start, end = place, place + length
+        found[place] = length
+    return np.minimum(found, most)

@@ -198,6 +198,7 @@ def processors_of(
     bad_words: Sequence[Sequence[int]] = (),
     banned_texts: Sequence[LogitsProcessor] = (),
     breakers: frozenset[int] = frozenset(),
+    forced: Sequence[LogitsProcessor] = (),
 ) -> list[LogitsProcessor]:
     """Return the processors that ``params`` switches on, in the order in which they are applied.
 
@@ -207,7 +208,8 @@ def processors_of(
         end_ids: The tokens that end a text.
         bad_words: Runs of token ids that must not come.
         banned_texts: What bans ``params.bad_words``.
-        breakers: ``params.dry_sequence_breakers`` as tokens; see ``dry.breaker_tokens``.
+        breakers: ``params.dry_sequence_breakers`` as tokens; see ``decoder.dry_breakers``.
+        forced: What a model forces, which ``params.suppress_tokens`` may ban again.
 
     Raises:
         ConfigError: A bad word has no tokens.
@@ -241,6 +243,7 @@ def processors_of(
         chosen.append(
             MinNewTokens(params.min_new_tokens, prompt_length=prompt_length, end_ids=end_ids)
         )
+    chosen.extend(forced)
     if params.suppress_tokens:
         chosen.append(SuppressTokens(params.suppress_tokens))
     return chosen

@@ -157,8 +157,17 @@ class Shaper:
                 )
             scores = scores.masked_fill(~allowed.to(scores.device), float("-inf"))
         if bool((scores == float("-inf")).all()):
-            raise GenerationError("logits processors and constraint leave no token to choose from")
+            raise GenerationError(
+                f"{self._named(state)} leave no token to choose from; drop or relax one of them"
+            )
         return scores[0]
+
+    def _named(self, state: _State) -> str:
+        """Return what shapes rows, in words."""
+        parts = [f"the logits processors ({', '.join(map(name_of, state.processors))})"]
+        if state.constraint is not None:
+            parts = [*parts, "the constraint"] if state.processors else ["the constraint"]
+        return " and ".join(parts)
 
     def _state(self, node: int) -> _State | None:
         path = self._tree.path_tokens(node)

@@ -61,6 +61,8 @@ def special_tokens(strings: Sequence[str], tokenizer: Any) -> dict[int, str]:
 
 
 def _candidates(strings: Sequence[str], tokenizer: Any) -> Iterator[int]:
+    if not strings:
+        return
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if not isinstance(added, Mapping):  # that of mistral-common has a method instead
         added = {}

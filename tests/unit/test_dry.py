@@ -6,14 +6,16 @@ from collections.abc import Collection
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from decodekit.decoder.decoder import Decoder
-from decodekit.engine.dry import DryPenalty, breaker_tokens
+from decodekit.decoder.dry_breakers import breaker_tokens
+from decodekit.engine.dry import DryPenalty
 from decodekit.errors import GenerationError
 from tests.checkpoint import save_checkpoint
+from tests.spelling import TOKENIZERS, ids_of, spelled
 from tests.tiny import random_prompt, tiny_model
 
 V = 5  # small, so that runs of tokens come again
@@ -76,6 +78,25 @@ def test_it_equals_its_description(
     assert scores.tolist() == [[float(token) for token in range(V)]], "what is given is left alone"
 
 
+@given(
+    unit=st.lists(st.integers(0, V - 1), min_size=1, max_size=4),
+    count=st.integers(30, 60),
+    tail=st.lists(st.integers(0, V - 1), max_size=3),
+    allowed_length=st.sampled_from([1, 3, 50]),
+    breakers=st.frozensets(st.integers(0, V - 1), max_size=1),
+)
+@settings(max_examples=25)
+def test_it_equals_its_description_in_a_text_that_repeats_itself(
+    unit: list[int], count: int, tail: list[int], allowed_length: int, breakers: frozenset[int]
+) -> None:
+    prefix = (unit * count + tail + unit * count)[-120:]
+    options = {"multiplier": 0.5, "base": 1.01, "allowed_length": allowed_length}
+    expected = slow_penalties(prefix, **options, breakers=breakers)  # type: ignore[arg-type]
+    processor = DryPenalty(**options, breakers=breakers)  # type: ignore[arg-type]
+    changed = processor(torch.tensor([prefix]), torch.zeros(1, V, dtype=torch.float64))
+    assert (-changed[0]).tolist() == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_long_repetition_costs_a_number_and_not_infinity() -> None:
     processor = DryPenalty(multiplier=2.0, base=4.0, allowed_length=2, breakers=frozenset())
     changed = processor(torch.zeros(1, 3000, dtype=torch.int64), torch.ones(1, V))
@@ -103,6 +124,15 @@ def test_every_token_that_holds_a_breaker_is_one(tokenizer: PreTrainedTokenizerF
     assert set(tokenizer.convert_tokens_to_ids(["a", "b"])).isdisjoint(
         breaker_tokens(["w1"], tokenizer)
     )
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_space_is_a_breaker_in_every_token_that_holds_it(kind: str) -> None:
+    tokenizer = spelled(kind)
+    words = ["▁Paris", "▁is", "▁yes", "▁"]
+    assert breaker_tokens([" "], tokenizer) >= set(ids_of(tokenizer, *words))
+    assert breaker_tokens([" "], tokenizer).isdisjoint(ids_of(tokenizer, "Paris", "yes"))
+    assert breaker_tokens(["im_end"], tokenizer) >= {ids_of(tokenizer, "<|im_end|>")[0]}
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "jacobi", "prompt_lookup"])

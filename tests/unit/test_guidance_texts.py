@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -37,6 +38,29 @@ def taken(start: Constraint, tokens: list[int]) -> bool:
         if not allowed:
             return False
     return True
+
+
+@every_tokenizer
+def test_a_constraint_knows_tokens_that_were_added_since_the_last_one(kind: str) -> None:
+    tokenizer = copy.deepcopy(spelled(kind))
+
+    def answers() -> dict[str, bool]:
+        start = regex_constraint(
+            "(yes|zz)",
+            tokenizer,
+            vocab_size=len(tokenizer),
+            eos_token_ids=[tokenizer.eos_token_id],
+            fresh=True,
+        )
+        mask = start.mask().tolist()
+        return {tokenizer.decode([token]): allowed for token, allowed in enumerate(mask)}
+
+    before = answers()
+    tokenizer.add_tokens(["zz", "yy"])
+    after = answers()
+    assert after.pop("zz")
+    assert not after.pop("yy")
+    assert after == before
 
 
 @every_tokenizer

@@ -255,3 +255,43 @@ def test_stop_strings_with_special_tokens_end_random_texts_where_they_should(see
             return
         assert plain.startswith(shown)
         assert text.text == plain
+
+
+@pytest.mark.parametrize(
+    ("stop", "pushed", "expected"),
+    [
+        ("a<i>", [0, 1, 3], None),  # the text so far is "a\ufffd<i>"
+        ("<i><i>", [3, 1, 3], None),
+        ("a<i>", [0, 3], ""),
+        ("<i><i>", [0, 1, 3, 3], "a\ufffd"),
+        ("\ufffd<i>", [0, 1, 3], "a"),
+    ],
+)
+def test_bytes_that_wait_stand_before_a_special_token(
+    stop: str, pushed: list[int], expected: str | None
+) -> None:
+    tokenizer = Marked([b"a", b"\xc3", b"\xa9", b"<i>"], special=[3])
+    text = IncrementalText(tokenizer, stop=[stop])
+    ends = [text.push(token) for token in pushed]
+    assert ends == [False] * (len(pushed) - 1) + [expected is not None]
+    if expected is None:
+        assert not text.push(2)
+        expected = tokenizer.decode([*pushed, 2], skip_special_tokens=True)
+    assert text.text == expected
+
+
+def test_special_tokens_in_a_row_are_not_decoded_again_and_again() -> None:
+    tokenizer = ByteTokenizer([b"a", b"<e>", b"\xc3"], special=[1])
+    lengths: list[int] = []
+    decode = tokenizer.decode
+
+    def counted(token_ids: Sequence[int], **options: bool) -> str:
+        lengths.append(len(token_ids))
+        return decode(token_ids, **options)
+
+    tokenizer.decode = counted  # type: ignore[method-assign, assignment]
+    text = IncrementalText(tokenizer, undo=4)
+    for token in [0, 2, *[1] * 50, 0]:
+        text.push(token)
+    assert text.text == "a\ufffda"
+    assert max(lengths) < 5

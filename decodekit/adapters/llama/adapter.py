@@ -65,8 +65,9 @@ class LlamaAdapter:
         self._library: NativeLibrary | None = None
         self._compiled: CompiledRows | None = None
         self._capture: Capture | None = None
+        self._checking = False
         # What a backend refuses, it refuses now too, not in mid-text.
-        check_agreement(self, model)
+        self._check()
         # Whoever packs the model next must not find its weights held here.
         self._passes = None
 
@@ -233,6 +234,21 @@ class LlamaAdapter:
         )
         return list(torch.split(logits, [1 + len(plan.tree) for plan in plans]))
 
+    def _check(self) -> None:
+        """Check that the passes compute what the model, as it is now, computes.
+
+        Raises:
+            ModelSupportError: They do not.
+        """
+        self._checking = True
+        try:
+            check_agreement(self, self.model)
+        except BaseException:
+            self._passes = None
+            raise
+        finally:
+            self._checking = False
+
     def _current(self, *, compare: bool = True) -> _Passes:
         """Return the passes over the model's weights, made anew if they were exchanged.
 
@@ -251,4 +267,6 @@ class LlamaAdapter:
                 if self._library is not None and native_obstacle(lean, self._library) is None:
                     native = NativeForward(lean, self._library)
                 self._passes = passes = _Passes(lean, native)
+            if not self._checking:
+                self._check()
         return passes

@@ -228,9 +228,11 @@ def test_eos_comes_from_the_generation_config_first() -> None:
     model.generation_config.eos_token_id = [5, 6]
     assert adapter.eos_token_ids == {5, 6}
     model.generation_config.eos_token_id = None
+    assert adapter.eos_token_ids == frozenset(), "as for generate"
+    del model.generation_config
     assert adapter.eos_token_ids == {3, 4}
-    model.config.eos_token_id = None
-    assert adapter.eos_token_ids == frozenset()
+    model.config.eos_token_id = 7
+    assert adapter.eos_token_ids == {7}
 
 
 SMALL = {

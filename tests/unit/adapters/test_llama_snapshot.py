@@ -67,6 +67,10 @@ def turn_more_slowly(model: Any) -> None:
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 2
 
 
+def turn_more_slowly_in_place(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+
+
 CHANGES: list[Callable[[Any], None]] = [
     assign_data,
     assign_data_of_a_fused_weight,
@@ -76,6 +80,7 @@ CHANGES: list[Callable[[Any], None]] = [
     exchange_a_layer,
     drop_layers,
     turn_more_slowly,
+    turn_more_slowly_in_place,
 ]
 
 

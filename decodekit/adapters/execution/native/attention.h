@@ -222,12 +222,15 @@ constexpr int MOST_HEADS = LANES == 16 ? 4 : 3;  // of one kv head at a time
 template <class T, int DIM>
 AttendPart<T> attend_heads(int64_t heads) {
     constexpr int RUNS = DIM / Run<T>::LENGTH;
-    if constexpr (RUNS * Run<T>::LENGTH != DIM) return nullptr;
-    switch (heads) {
-        case 1: return attend_part<T, RUNS, 1>;
-        case 2: return attend_part<T, RUNS, 2>;
-        case 3: return attend_part<T, RUNS, std::min(3, MOST_HEADS)>;
-        default: return attend_part<T, RUNS, MOST_HEADS>;
+    if constexpr (RUNS * Run<T>::LENGTH != DIM) {
+        return nullptr;
+    } else {
+        switch (heads) {
+            case 1: return attend_part<T, RUNS, 1>;
+            case 2: return attend_part<T, RUNS, 2>;
+            case 3: return attend_part<T, RUNS, std::min(3, MOST_HEADS)>;
+            default: return attend_part<T, RUNS, MOST_HEADS>;
+        }
     }
 }
 

@@ -155,7 +155,7 @@ inline Floats exponential(Floats x) {
 }
 
 // Keeps a vector in its register: GCC else loads it again for each of its uses.
-inline void hold(Floats& values) {
+inline void hold([[maybe_unused]] Floats& values) {
 #if defined(__AVX512F__)
     asm("" : "+v"(values));
 #elif defined(__AVX__)
