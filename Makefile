@@ -30,7 +30,7 @@ quantised: $(VENV)/.installed-dev
 	  > "$$($(VENV)-quantised/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/ours.pth"
 	$(VENV)-quantised/bin/python -m pip install --disable-pip-version-check -q --no-deps \
 	  -c constraints.txt torchao bitsandbytes
-	$(VENV)-quantised/bin/python -m pytest -q tests/test_quantised.py
+	$(VENV)-quantised/bin/python -m pytest -q tests/behaviour/test_quantised.py
 
 # A part of `make test` too.
 plugin: $(VENV)/.installed-dev

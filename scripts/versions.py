@@ -37,23 +37,23 @@ ALL = {**REQUIRED, **OPTIONAL}
 DICTATED = {"huggingface_hub": "1.5.0", "safetensors": "0.8.0", "tokenizers": "0.23.1"}
 
 TESTS = (
-    "tests/unit/test_versions.py",
-    "tests/unit/test_compose.py",
-    "tests/unit/test_guidance.py",
+    "tests/unit/decoder/test_versions.py",
+    "tests/unit/config/test_compose.py",
+    "tests/unit/decoder/test_grammar.py",
     "tests/unit/adapters",
     "tests/unit/models",
-    "tests/test_lossless.py",
-    "tests/test_architectures.py",
+    "tests/behaviour/test_lossless.py",
+    "tests/behaviour/test_architectures.py",
 )
 
 # These import no torch. The shared conftest.py does.
 TORCHLESS = (
     "--noconftest",
-    "tests/unit/test_bootstrap.py",
+    "tests/unit/cli/test_bootstrap.py",
     "tests/unit/test_errors.py",
-    "tests/unit/test_registry.py",
-    "tests/unit/test_tree.py",
-    "tests/unit/test_versions.py",
+    "tests/unit/config/test_registry.py",
+    "tests/unit/interfaces/test_tree.py",
+    "tests/unit/decoder/test_versions.py",
 )
 
 

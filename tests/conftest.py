@@ -25,6 +25,6 @@ settings.load_profile("repeatable")
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the path of a tiny checkpoint, which tests must not change."""
-    from tests.checkpoint import save_checkpoint  # transformers, which few tests need
+    from tests.support.checkpoint import save_checkpoint  # transformers, which few tests need
 
     return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))

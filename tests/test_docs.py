@@ -22,8 +22,8 @@ from decodekit.decoder.decoder import Decoder as DecoderClass
 from decodekit.hookspecs import API_VERSION
 from decodekit.interfaces.component import ModelConfig
 from decodekit.interfaces.events import StepEvent
-from tests.checkpoint import save_checkpoint
-from tests.tiny import greedy_loop, tiny_model
+from tests.support.checkpoint import save_checkpoint
+from tests.support.tiny import greedy_loop, tiny_model
 
 ROOT = Path(__file__).parents[1]
 STRATEGIES = registry().names("strategy")

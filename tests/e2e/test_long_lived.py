@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decodekit import Decoder
-from tests.tiny import random_prompt, tiny_model
+from tests.support.tiny import random_prompt, tiny_model
 
 pytestmark = pytest.mark.e2e
 

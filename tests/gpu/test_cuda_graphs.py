@@ -9,8 +9,8 @@ from decodekit import Decoder
 from decodekit.adapters.llama import LlamaAdapter
 from decodekit.backends.sdpa import SDPABackend
 from decodekit.decoder.build import build_strategy
-from tests.executions import REQUESTS, STRATEGIES
-from tests.tiny import own_model, random_prompt
+from tests.support.executions import REQUESTS, STRATEGIES
+from tests.support.tiny import own_model, random_prompt
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

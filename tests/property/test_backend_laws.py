@@ -23,7 +23,8 @@ from decodekit.decoder.build import build_backend
 from decodekit.interfaces import AttentionBackend
 from decodekit.interfaces.mask import TreeMask
 from decodekit.interfaces.plan import StepPlan
-from tests.attention import (
+from tests.property.strategies import trees
+from tests.support.attention import (
     HALF_AND_SINGLE,
     NEEDS_TRITON,
     TOLERANCES,
@@ -31,7 +32,6 @@ from tests.attention import (
     attend,
     random_states,
 )
-from tests.property.strategies import trees
 
 LAYOUTS = [(1, 1), (4, 4), (6, 2), (9, 3), (8, 1), (7, 1)]  # query heads, kv heads
 

@@ -20,7 +20,7 @@ from decodekit.engine.stopping import StopRules
 from decodekit.interfaces import Budget, Proposal, StepOutcome
 from decodekit.interfaces.sampling_params import SamplingParams
 from decodekit.interfaces.tree import TokenTree
-from tests.fakes import ByteTokenizer, ToyAdapter, cut
+from tests.support.fakes import ByteTokenizer, ToyAdapter, cut
 
 BROKEN = "\ufffd"
 SPECIAL = 0  # this token has no text

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodekit.engine.detokenizer import IncrementalText
-from tests.fakes import ByteTokenizer, PieceTokenizer
+from tests.support.fakes import ByteTokenizer, PieceTokenizer
 
 BROKEN = "\ufffd"
 texts = st.text(alphabet="ab \né漢𝄞", max_size=24)

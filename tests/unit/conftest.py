@@ -9,7 +9,7 @@ import pytest
 
 from decodekit.config.plugins import installed as plugins
 from decodekit.config.plugins.installed import ENTRY_POINT_GROUP, installed
-from tests.entries import Entry
+from tests.support.entries import Entry
 
 
 @pytest.fixture

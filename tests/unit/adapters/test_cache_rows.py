@@ -19,7 +19,7 @@ from decodekit.adapters.llama import LlamaAdapter
 from decodekit.backends.eager import EagerBackend
 from decodekit.interfaces.plan import StepPlan
 from decodekit.testing.laws import random_tree
-from tests.tiny import (
+from tests.support.tiny import (
     LLAMA_FAMILY,
     VOCABULARY,
     WINDOW,
@@ -27,7 +27,7 @@ from tests.tiny import (
     random_prompt,
     tiny_model,
 )
-from tests.zoo import ZOO
+from tests.support.zoo import ZOO
 
 LENGTHS = (2 * WINDOW + 3, 5, 1)  # beyond every window, across it, and the least
 STEPS = 6

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decodekit import Decoder
-from tests.tiny import greedy_loop, random_prompt
+from tests.support.tiny import greedy_loop, random_prompt
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")

@@ -27,8 +27,8 @@ from decodekit.interfaces.plan import StepPlan
 from decodekit.interfaces.tree import ROOT, TokenTree
 from decodekit.testing.adapter_unseen import check_unseen_tokens
 from decodekit.testing.subject import Subject
-from tests.tiny import WINDOW, logits_after, own_model, random_prompt, tiny_model
-from tests.zoo import ZOO
+from tests.support.tiny import WINDOW, logits_after, own_model, random_prompt, tiny_model
+from tests.support.zoo import ZOO
 
 TREE = TokenTree(tokens=(5, 9, 7, 7, 3, 11, 5, 8), parents=(ROOT, 0, 0, 1, ROOT, 4, 3, 5))
 BACKENDS = {"eager": EagerBackend, "flash": FlashBackend, "sdpa": SDPABackend}

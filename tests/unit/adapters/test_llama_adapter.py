@@ -18,7 +18,7 @@ from decodekit.backends.sdpa import SDPABackend
 from decodekit.errors import GenerationError
 from decodekit.interfaces.plan import StepPlan
 from decodekit.interfaces.tree import ROOT, TokenTree
-from tests.tiny import (
+from tests.support.tiny import (
     LLAMA_FAMILY,
     WINDOW,
     greedy_loop,

@@ -18,7 +18,7 @@ from decodekit.backends.sdpa import SDPABackend
 from decodekit.decoder.build import prepare_execution
 from decodekit.errors import GenerationError, ModelSupportError
 from decodekit.interfaces.plan import StepPlan
-from tests.tiny import greedy_loop, logits_after, own_model, random_prompt
+from tests.support.tiny import greedy_loop, logits_after, own_model, random_prompt
 
 PROMPT = tuple(random_prompt(9))
 

@@ -19,7 +19,7 @@ from decodekit.adapters.llama import LlamaAdapter, obstacle
 from decodekit.backends.eager import EagerBackend
 from decodekit.decoder.build import build_adapter, prepare_execution
 from decodekit.errors import ConfigError, ModelSupportError
-from tests.tiny import (
+from tests.support.tiny import (
     LLAMA_FAMILY,
     own_model,
     tiny_model,

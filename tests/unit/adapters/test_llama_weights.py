@@ -25,7 +25,7 @@ from decodekit.backends.sdpa import SDPABackend
 from decodekit.decoder.build import _Parts, build_strategy, prepare_execution
 from decodekit.interfaces.plan import StepPlan
 from decodekit.interfaces.tree import ROOT, TokenTree
-from tests.tiny import (
+from tests.support.tiny import (
     LLAMA_FAMILY,
     greedy_loop,
     logits_after,
