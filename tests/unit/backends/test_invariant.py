@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.behaviour.test_lossless import STRATEGIES
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -28,6 +27,7 @@ from decodekit.interfaces import AttentionBackend
 from decodekit.interfaces.mask import TreeMask
 from decodekit.interfaces.plan import StepPlan
 from decodekit.interfaces.tree import TokenTree
+from tests.behaviour.test_lossless import STRATEGIES
 from tests.property.strategies import trees
 from tests.support.attention import attend, random_states
 from tests.support.native import native_model, needs_compiler
