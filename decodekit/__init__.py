@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from decodekit.errors import DecodekitError
 
 if TYPE_CHECKING:
+    from decodekit.cli.profile.step_times import StepTimes
     from decodekit.config.schema import DecoderConfig
     from decodekit.decoder.decoder import Decoder
     from decodekit.decoder.request import Request
@@ -32,6 +33,7 @@ _LAZY = {
     "GenerationStream": "decodekit.decoder.stream",
     "Request": "decodekit.decoder.request",
     "SamplingParams": "decodekit.interfaces.sampling_params",
+    "StepTimes": "decodekit.cli.profile.step_times",
     "TextChunk": "decodekit.decoder.result",
     "TextScore": "decodekit.decoder.result",
     "TokenTree": "decodekit.interfaces.tree",
@@ -48,6 +50,7 @@ __all__ = [
     "GenerationStream",
     "Request",
     "SamplingParams",
+    "StepTimes",
     "TextChunk",
     "TextScore",
     "TokenTree",

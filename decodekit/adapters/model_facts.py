@@ -116,11 +116,11 @@ def eos_token_ids_of(model: Any) -> frozenset[int]:
     Where a model has no such config, they are those of the model's own.
     """
     config = getattr(model, "generation_config", None) or model.config
-    ids = getattr(config, "eos_token_id", None)
-    if hasattr(ids, "tolist"):  # a tensor, or a number of numpy's
-        ids = ids.tolist()
+    ids: Any = getattr(config, "eos_token_id", None)
     if ids is None:
         return frozenset()
+    if hasattr(ids, "tolist"):  # a tensor, or a number of numpy's
+        ids = ids.tolist()
     return frozenset(map(int, ids if isinstance(ids, (list, tuple, set, frozenset)) else [ids]))
 
 

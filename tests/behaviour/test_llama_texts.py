@@ -56,7 +56,8 @@ CASES = [
 def test_every_strategy_in_a_batch_and_alone(kind: str, mode: str) -> None:
     expected = texts_of_hf(kind, mode)
     assert len({tuple(text) for text in expected}) == len(PROMPTS)
-    for name in STRATEGIES:
+    # Strategies do not know what a variant of the weights is: trees and a second model are enough.
+    for name in STRATEGIES if "-" not in kind else ["lookahead", "draft_model"]:
         decoder = Decoder.from_model(
             tiny_model(kind), adapter="llama", strategy=strategy_of(name, kind), prefill_chunk=5
         )

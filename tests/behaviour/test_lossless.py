@@ -85,7 +85,7 @@ def test_greedy_on_kernels_that_are_slow_here(kind: str, backend: Any) -> None:
     model = tiny_model(kind)
     prompt = random_prompt(WINDOW - 2)
     expected = greedy_loop(model, prompt, 6)
-    for strategy in STRATEGIES[:5]:
+    for strategy in ("lookahead", "prompt_lookup"):
         result = Decoder.from_model(model, strategy=strategy, backend=backend).generate(
             prompt, max_new_tokens=6
         )

@@ -2,7 +2,7 @@
 
 ``docs/architectures.md`` holds the table made from this; to write it anew::
 
-    python -m tests.zoo
+    python -m tests.support.zoo
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ MAY_IMPORT = {
         "config",
         "decoder",
     },
-    "": {"errors", "interfaces", "hookspecs", "config", "decoder"},
+    "": {"errors", "interfaces", "hookspecs", "config", "decoder", "cli.profile"},
     "__main__": {"cli"},
 }
 
@@ -109,6 +109,7 @@ PUBLIC = [
     "GenerationStream",
     "Request",
     "SamplingParams",
+    "StepTimes",
     "TextChunk",
     "TextScore",
     "TokenTree",

@@ -37,7 +37,7 @@ MASK = StepPlan(200, (0,), TokenTree((0, 0, 0), (-1, -1, 1))).mask()
 
 def test_triton_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "decodekit.backends.triton.kernels", raising=False)
-    monkeypatch.delattr(decodekit.backends, "triton_kernels", raising=False)
+    monkeypatch.delattr(decodekit.backends.triton, "kernels", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(BackendError) as caught:
         Decoder.from_model(tiny_model(), backend="triton")

@@ -131,7 +131,7 @@ KERNELS = """
 import json
 import torch
 from torch import nn
-from decodekit.execution.packed import PackedLinear, can_pack
+from decodekit.adapters.execution.packed import PackedLinear, can_pack
 
 torch.set_num_threads(1)
 draws = torch.Generator().manual_seed(0)

@@ -47,8 +47,8 @@ PACK = """
 import json, sys
 import torch
 from transformers import AutoModelForCausalLM
-from decodekit.factory import build_adapter, prepare_execution
-from decodekit.plan import StepPlan
+from decodekit.decoder.build import build_adapter, prepare_execution
+from decodekit.interfaces.plan import StepPlan
 
 def measured(name):
     with open("/proc/self/status") as status:
