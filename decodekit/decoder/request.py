@@ -189,6 +189,7 @@ def prepare(
     params = request.sampling or SamplingParams()
     if request.max_new_tokens is not None:
         max_new_tokens = request.max_new_tokens
+    require_at_least(max_new_tokens, 0, key="max_new_tokens")
     limit = adapter.max_positions
     encoded = encode_prompt(
         request.prompt,

@@ -96,7 +96,7 @@ def test_weights_that_are_broken_are_an_error_with_the_step() -> None:
 
 def test_processors_that_leave_nothing_are_an_error_with_the_step() -> None:
     decoder = Decoder(ToyAdapter(), strategy=Autoregressive())
-    with pytest.raises(GenerationError, match=r"step 2: logits processors .* leave no token"):
+    with pytest.raises(GenerationError, match=r"step 2: the logits processors .* leave no token"):
         decoder.generate(
             PROMPT,
             max_new_tokens=9,
