@@ -32,6 +32,7 @@ __all__ = [
     "NoStopIteration",
     "PluginError",
     "TreeError",
+    "in_one_line",
     "nearest",
     "require_ascending",
     "require_at_least",
@@ -169,6 +170,11 @@ class NoStopIteration:
                 f"{self._what} raised {type(error).__name__}, which would look like the end of the "
                 "text; let it raise something else"
             ) from error
+
+
+def in_one_line(error: object) -> str:
+    """Return what an error, or a text, says in one line; an error's type if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from decodekit.errors import BackendError
+from decodekit.errors import BackendError, in_one_line
 
 __all__ = ["FlashKernel", "select_kernel"]
 
@@ -206,7 +206,7 @@ def _cuda_kernel(major: int) -> FlashKernel:
         try:
             function = _flash_attn(version)
         except ImportError as error:
-            reasons.append(" ".join(str(error).split()))
+            reasons.append(in_one_line(error))
             continue
         return _CUDA4(function, major) if version == 4 else _CUDA(function)
     raise BackendError(

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
 from decodekit.backends.merge import merge_parts
-from decodekit.errors import BackendError
+from decodekit.errors import BackendError, in_one_line
 from decodekit.interfaces.mask import TreeMask
 
 __all__ = ["FlexBackend"]
@@ -165,7 +165,7 @@ class FlexBackend:
                 return _compiled()(*states, **options)
         except torch._dynamo.exc.BackendCompilerFailed as error:
             inner = getattr(error, "inner_exception", error)
-            reason = " ".join(str(inner).split())[:200]
+            reason = in_one_line(inner)[:200]
             raise BackendError(
                 f"backend 'flex' cannot be compiled here ({reason}); use backend.compile=false "
                 "or backend=sdpa",

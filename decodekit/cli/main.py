@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from decodekit.cli.pinning import restart_pinned
 from decodekit.cli.signals import exit_code, termination_raises
 from decodekit.decoder.versions import check_versions
-from decodekit.errors import ConfigError, DecodekitError
+from decodekit.errors import ConfigError, DecodekitError, in_one_line
 
 if TYPE_CHECKING:
     from decodekit.config.schema import RunConfig
@@ -206,8 +206,7 @@ def _help() -> str:
 
 
 def _fail(error: Exception | str, *, code: int) -> int:
-    message = " ".join(str(error).split())
-    print(f"decodekit: {message}", file=sys.stderr)
+    print(f"decodekit: {in_one_line(error)}", file=sys.stderr)
     return code
 
 

@@ -70,8 +70,7 @@ def _store_schemas(store: ConfigStore) -> None:
             what = f"the config of the {kind} {name!r} cannot be a Hydra schema"
             with _naming(component.plugin, what):
                 store.store(name, component.config, group=f"schema/{group}")
-                # Built-ins have files in conf/, and a plugin may have one too.
-                if component.plugin != "decodekit" and (group, name) not in brought:
+                if (group, name) not in brought:  # a plugin's own file has other defaults
                     store.store(name, component.config, group=group)
     for file in brought.values():
         with _naming(file.plugin, f"{file.group}/{file.name}.yaml cannot be used"):

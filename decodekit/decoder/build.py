@@ -18,6 +18,7 @@ from decodekit.errors import (
     ConfigError,
     DecodekitError,
     PluginError,
+    in_one_line,
     shortened,
 )
 from decodekit.interfaces.adapter import HasExecution, HasPositionLimit, ModelAdapter
@@ -265,7 +266,7 @@ def _call(component: Component, function: Callable[..., Any], *given: Any, **mor
             raise
         raise PluginError(
             f"plugin {component.plugin!r} failed to make {component.name!r}: "
-            f"{type(error).__name__}: {' '.join(str(error).split())}",
+            f"{type(error).__name__}: {in_one_line(error)}",
             plugins=(component.plugin,),
         ) from error
 

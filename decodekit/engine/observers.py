@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from decodekit.errors import in_one_line
 from decodekit.interfaces.events import StepEvent
 
 __all__ = ["Observer", "Observers"]
@@ -57,6 +58,6 @@ class Observers:
                     observer.plugin,
                     event.step,
                     type(error).__name__,
-                    " ".join(str(error).split()),
+                    in_one_line(error),
                     exc_info=_LOG.isEnabledFor(logging.DEBUG),
                 )

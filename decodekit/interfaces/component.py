@@ -10,6 +10,7 @@ from decodekit.errors import (
     ConfigError,
     DecodekitError,
     PluginError,
+    in_one_line,
     nearest,
     require_at_least,
     require_true_or_false,
@@ -79,12 +80,12 @@ class Component:
         except DecodekitError:
             raise
         except ValueError as error:  # a range that it checks itself
-            message = f"{kind} {self.name!r}: {' '.join(str(error).split())}"
+            message = f"{kind} {self.name!r}: {in_one_line(error)}"
             raise ConfigError(message, key=kind) from error
         except Exception as error:
             raise PluginError(
                 f"plugin {self.plugin!r}: the settings of the {kind} {self.name!r} fail: "
-                f"{type(error).__name__}: {' '.join(str(error).split())}",
+                f"{type(error).__name__}: {in_one_line(error)}",
                 plugins=(self.plugin,),
             ) from error
 

@@ -30,6 +30,8 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
         encoding="utf-8",
         cwd=cwd,
         env=ENVIRONMENT,
+        # A shell starts what runs in its background with SIGINT ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

@@ -79,7 +79,6 @@ OTHER_PACKAGES = {
     "transformers": (
         "adapters",
         "models",
-        "config.plugins.builtin",
         "decoder.decoder",
         "cli.bench",
     ),

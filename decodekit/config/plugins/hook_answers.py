@@ -12,11 +12,11 @@ import pluggy
 from decodekit.config.plugins.registry import GROUPS, NAME_RULE, is_name
 from decodekit.config.plugins.settings_files import SettingsFile, read_settings_files
 from decodekit.engine.observers import Observer
-from decodekit.errors import PluginError, shortened
+from decodekit.errors import PluginError, in_one_line, shortened
 from decodekit.interfaces.component import Component, Kind
 from decodekit.interfaces.events import StepEvent
 
-__all__ = ["components_of", "observers_of", "one_line_of", "settings_of"]
+__all__ = ["components_of", "observers_of", "settings_of"]
 
 _OBSERVE = "decodekit_step_finished"
 _CONFIGS = "decodekit_config_package"
@@ -161,9 +161,4 @@ def _implementations(
 
 
 def _failed(name: str, hook: str, error: BaseException) -> PluginError:
-    return PluginError(f"plugin {name!r} failed in {hook}: {one_line_of(error)}", plugins=(name,))
-
-
-def one_line_of(error: BaseException) -> str:
-    """Return what an error says in one line; its type if it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return PluginError(f"plugin {name!r} failed in {hook}: {in_one_line(error)}", plugins=(name,))

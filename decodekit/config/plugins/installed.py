@@ -23,7 +23,6 @@ from decodekit.config.plugins import builtin as builtins
 from decodekit.config.plugins.hook_answers import (
     components_of,
     observers_of,
-    one_line_of,
     settings_of,
 )
 from decodekit.config.plugins.registration import register
@@ -31,7 +30,7 @@ from decodekit.config.plugins.registry import Registry
 from decodekit.config.plugins.settings_checks import problem_of
 from decodekit.config.plugins.settings_files import SettingsFile
 from decodekit.engine.observers import Observer, Observers
-from decodekit.errors import PluginError
+from decodekit.errors import PluginError, in_one_line
 from decodekit.interfaces.component import Kind
 
 __all__ = [
@@ -213,7 +212,7 @@ def _entries() -> list[EntryPoint]:
         return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda one: one.name)
     except Exception as error:  # one damaged entry_points.txt is enough
         raise PluginError(
-            f"the entry points of the installed packages cannot be read ({one_line_of(error)}); "
+            f"the entry points of the installed packages cannot be read ({in_one_line(error)}); "
             "look for a damaged entry_points.txt, and reinstall its package"
         ) from error
 

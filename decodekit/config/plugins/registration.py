@@ -9,8 +9,7 @@ from typing import Any
 import pluggy
 
 from decodekit import hookspecs
-from decodekit.config.plugins.hook_answers import one_line_of
-from decodekit.errors import PluginError, nearest
+from decodekit.errors import PluginError, in_one_line, nearest
 from decodekit.hookspecs import API_VERSION
 
 __all__ = ["register"]
@@ -42,7 +41,7 @@ def register(
         written_for = getattr(loaded, "decodekit_api_version", API_VERSION)
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"plugin {name!r} cannot be loaded: {one_line_of(error)}; uninstall or repair "
+            f"plugin {name!r} cannot be loaded: {in_one_line(error)}; uninstall or repair "
             f"{distribution}",
             plugins=(name,),
         ) from error
@@ -66,7 +65,7 @@ def register(
     except (pluggy.PluginValidationError, ValueError) as error:
         if manager.has_plugin(name):
             manager.unregister(name=name)
-        raise PluginError(f"plugin {name!r}: {one_line_of(error)}", plugins=(name,)) from error
+        raise PluginError(f"plugin {name!r}: {in_one_line(error)}", plugins=(name,)) from error
 
 
 def _register_hooks(manager: pluggy.PluginManager, name: str, loaded: Any) -> None:

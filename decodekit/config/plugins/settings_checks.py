@@ -39,8 +39,10 @@ def problem_of(file: SettingsFile, components: Registry) -> str | None:
         names = components.names(kind)
         if file.name in names and name != file.name:
             return f"{place} must be for the {kind} {file.name!r}, not for {name!r}; rename it"
-        if file.name in names and components.get(kind, file.name).plugin != file.plugin:
-            return f"{place} hides the {kind} {file.name!r} of another plugin; rename it"
+        owner = components.get(kind, file.name).plugin if file.name in names else file.plugin
+        if owner != file.plugin:
+            whose = "decodekit itself" if owner == "decodekit" else "another plugin"
+            return f"{place} hides the {kind} {file.name!r} of {whose}; rename it"
         if name not in names:
             if file.content.get("defaults") and "name" not in file.content:
                 return None  # its name comes from another file

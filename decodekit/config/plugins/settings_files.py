@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from decodekit.config.plugins.registry import NAME_RULE, is_name
-from decodekit.errors import PluginError
+from decodekit.errors import PluginError, in_one_line
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -55,7 +55,7 @@ def read_settings_files(
     except (Exception, SystemExit) as error:  # importing it runs its code
         raise PluginError(
             f"plugin {plugin!r}: its settings package {package!r} cannot be read: "
-            f"{' '.join(str(error).split()) or type(error).__name__}",
+            f"{in_one_line(error)}",
             plugins=(plugin,),
         ) from error
     found: list[SettingsFile] = []
@@ -110,9 +110,8 @@ def _mapping(text: bytes, place: str, plugin: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
         raise PluginError(
-            f"plugin {plugin!r}: {place} is no YAML: {reason}", plugins=(plugin,)
+            f"plugin {plugin!r}: {place} is no YAML: {in_one_line(error)}", plugins=(plugin,)
         ) from error
     if not isinstance(content, dict):
         raise PluginError(f"plugin {plugin!r}: {place} must hold key: value", plugins=(plugin,))

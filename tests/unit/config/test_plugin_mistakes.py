@@ -413,13 +413,17 @@ def test_a_settings_file_may_build_on_another(install: Any, brought: Path) -> No
     assert compose_config(["strategy=louder"]).strategy == EchoConfig(times=9)
 
 
-def test_a_settings_file_cannot_hide_the_component_of_another_plugin(
-    install: Any, brought: Path
+@pytest.mark.parametrize(
+    ("name", "owner"), [("echo", "another plugin"), ("jacobi", "decodekit itself")]
+)
+def test_a_settings_file_cannot_hide_the_component_of(
+    install: Any, brought: Path, name: str, owner: str
 ) -> None:
     (brought / "strategy").mkdir()
-    (brought / "strategy" / "echo.yaml").write_text("times: 9")
+    (brought / "strategy" / f"{name}.yaml").write_text("{}")
     install(Entry("a", with_files(brought)), Entry("b", strategy()))
-    with pytest.raises(PluginError, match=r"'a': strategy/echo.yaml hides the strategy 'echo' of"):
+    reason = f"'a': strategy/{name}.yaml hides the strategy '{name}' of {owner}"
+    with pytest.raises(PluginError, match=reason):
         registry()
 
 
