@@ -41,6 +41,7 @@ class Snapshot:
             for module in modules
             for held in (module._modules, module._parameters, module._buffers)
             for name in held
+            if not _is_set_by_a_pass(module, name)
         ]
         places += places_of(model)
         # What accelerate fetches for a pass is another tensor each time.
@@ -117,12 +118,25 @@ def settings_of(model: Any) -> list[tuple[dict[str, Any], str]]:
 
 def buffers_of(model: Any) -> list[Tensor]:
     """Return the buffers of a model that count how often they were written into."""
-    return [buffer for buffer in model.buffers() if not buffer.is_inference()]
+    return [
+        buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if not (buffer is None or buffer.is_inference() or _is_set_by_a_pass(module, name))
+    ]
 
 
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was written into."""
     return tensor._version
+
+
+def _is_set_by_a_pass(module: nn.Module, name: str) -> bool:
+    """Return whether a forward pass itself exchanges a buffer, as LongRoPE does its frequencies.
+
+    Both sets lie in other attributes, of which each pass takes that for the length of its text.
+    """
+    return name == "inv_freq" and getattr(module, "rope_type", None) == "longrope"
 
 
 def _at(place: tuple[dict[str, Any], str]) -> Any:

@@ -201,6 +201,34 @@ def test_longrope_in_a_batch_that_straddles_its_border(kind: str) -> None:
 
 
 @every_long_rope
+def test_longrope_is_not_looked_at_again_for_texts_of_either_length(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass exchanges the frequencies, which is no change of the model."""
+    decoder = Decoder.from_model(own_model(kind))
+    short, long = random_prompt(5), random_prompt(BORDER + 6)
+    decoder.generate(short, max_new_tokens=2)
+    monkeypatch.setattr(HFAdapter, "_check", lambda _: pytest.fail("looked at again"))
+    for prompt in (long, short, long):
+        decoder.generate(prompt, max_new_tokens=2)
+
+
+def test_longrope_whose_frequencies_are_changed_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = own_model("phi3-longrope")
+    decoder = Decoder.from_model(model)
+    decoder.generate(random_prompt(5), max_new_tokens=2)
+    seen: list[HFAdapter] = []
+    monkeypatch.setattr(HFAdapter, "_check", lambda adapter: seen.append(adapter))
+    (rope,) = (module for module in model.modules() if hasattr(module, "original_inv_freq"))
+    with torch.no_grad():
+        rope.original_inv_freq.mul_(2)
+    decoder.generate(random_prompt(5), max_new_tokens=2)
+    assert len(seen) == 1
+
+
+@every_long_rope
 def test_longrope_goes_back_when_nothing_is_committed(kind: str) -> None:
     """A pass over the border that is thrown away leaves no keys of a long text behind."""
     model, text = tiny_model(kind), random_prompt(BORDER + 6)

@@ -48,8 +48,17 @@ def prefilled(adapter: Any, tokens: list[int], capacity: int = 96) -> Any:
     return cache
 
 
+@pytest.fixture
+def only_what_is_new() -> Iterator[None]:
+    """Hide all objects of earlier tests from ``gc.get_objects``: there may be millions."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def storages() -> Iterator[tuple[int, int]]:
-    """Yield the place and size of the storage of every tensor in this process."""
+    """Yield the place and size of the storage of every tensor made in the test."""
     gc.collect()
     for thing in gc.get_objects():
         # Exactly these: what a compiler traces with is a tensor without memory.
@@ -59,7 +68,7 @@ def storages() -> Iterator[tuple[int, int]]:
 
 
 def held() -> int:
-    """Return the bytes of all tensors in this process, each storage counted once."""
+    """Return the bytes of all tensors made in the test, each storage counted once."""
     return sum(dict(storages()).values())
 
 
@@ -67,6 +76,7 @@ def sizes(model: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
+@pytest.mark.usefixtures("only_what_is_new")
 @pytest.mark.parametrize("kind", ["llama", "llama-biased", "llama-tied"])
 def test_weights_are_held_once(kind: str) -> None:
     model = own_model(kind)
@@ -83,6 +93,7 @@ def test_weights_are_held_once(kind: str) -> None:
     assert sum(kept.values()) == sizes(model) == weights
 
 
+@pytest.mark.usefixtures("only_what_is_new")
 def test_one_group_of_weights_is_held_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = own_model("llama-biased")
     mlp = model.model.layers[0].mlp
@@ -180,6 +191,7 @@ def test_a_model_that_was_cast_is_read_anew() -> None:
 # --- packed weights ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("only_what_is_new")
 @needs_packing
 @pytest.mark.parametrize("kind", ["llama", "llama-biased", "qwen2"])
 def test_packing_takes_the_fused_layers_and_lets_the_weights_go(kind: str) -> None:
