@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -12,7 +12,7 @@ import pluggy
 from decodekit.config.plugins.registry import GROUPS, NAME_RULE, is_name
 from decodekit.config.plugins.settings_files import SettingsFile, read_settings_files
 from decodekit.engine.observers import Observer
-from decodekit.errors import PluginError, in_one_line, shortened
+from decodekit.errors import DecodekitError, PluginError, in_one_line, shortened
 from decodekit.interfaces.component import Component, Kind
 from decodekit.interfaces.events import StepEvent
 
@@ -87,6 +87,24 @@ def _problem(component: Component, kind: Kind) -> str | None:
         return f"the {what} has a build that cannot be called"
     if component.load is not None and (kind != "adapter" or not callable(component.load)):
         return f"the {what} has a load; only adapters have one, a function"
+    failure = _failure_of_defaults(component.config)
+    return None if failure is None else f"the settings of the {what} fail: {failure}"
+
+
+def _failure_of_defaults(config: Callable[[], object]) -> str | None:
+    """Return why settings cannot be made of their defaults, None if they can.
+
+    A range or a value that the user still has to give is no failure.
+    """
+    own = [one for one in fields(config) if one.init]  # type: ignore[arg-type]
+    if any(one.default is MISSING and one.default_factory is MISSING for one in own):
+        return None
+    try:
+        config()
+    except (DecodekitError, ValueError):
+        return None
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {in_one_line(error)}"
     return None
 
 

@@ -291,6 +291,24 @@ def test_an_error_of_the_settings_themselves_is_one_line(
         factory.build_strategy({"name": "echo", "times": 0})
 
 
+@dataclass(kw_only=True)
+class Broken:
+    name: str = "echo"
+
+    def __post_init__(self) -> None:
+        raise KeyError("seven")
+
+
+def test_a_plugin_whose_defaults_fail_is_listed_as_broken(
+    install: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(Entry("mine", strategy(Broken)))
+    error = refusal(capsys)
+    assert "plugin 'mine': the settings of the strategy 'echo' fail: KeyError: " in error
+    assert "DECODEKIT_DISABLE_PLUGINS=mine switches" in error
+    assert main(["plugins"]) == 1
+
+
 class Colour(Enum):
     RED = 1
 
